@@ -1,0 +1,107 @@
+"""The boundaries of a dense decoder, and the dataflow graph that gives "first" its meaning.
+
+A boundary is the output of one operator as a logical global tensor [rows, width]: rows ordered by (sample, position),
+packing, paging, batching and sharding undone. Names follow the Hugging Face module tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from reference.models.config import ModelConfig
+
+#: Which rows an operator computes: every position that is fed forward, or only those that predict a response token.
+RowSet = Literal["all", "response"]
+#: How a tensor-parallel engine lays the width out: a full copy on each rank, or one slice a rank.
+Layout = Literal["replicated", "column"]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One node of the dataflow graph."""
+
+    name: str
+    #: Name of the operator in `reference.operators` whose output this is.
+    operator: str
+    #: Boundaries this one is computed from, besides weights and token ids.
+    inputs: tuple[str, ...]
+    #: Elements per row.
+    width: int
+    layer: int | None = None
+    rows: RowSet = "all"
+    layout: Layout = "replicated"
+    #: Inputs of which a row reads every earlier position of its sample too (attention's keys and values).
+    history_inputs: tuple[str, ...] = ()
+    #: Whether the tensor holds one slice per rank before the reduction (compared only at equal tensor parallelism).
+    partial: bool = False
+
+
+def graph(config: ModelConfig, tensor_parallel: int = 1) -> list[Boundary]:
+    """All boundaries of ``config`` in topological order.
+
+    With ``tensor_parallel`` > 1 the row-parallel operators gain a ``.partial`` boundary of width ranks * hidden_size:
+    each rank's contribution before the reduction, in rank order.
+    """
+    return list(_walk(config, tensor_parallel))
+
+
+def _walk(c: ModelConfig, tp: int) -> Iterator[Boundary]:
+    yield Boundary("embed_tokens", "embedding", (), c.hidden_size)
+    stream = "embed_tokens"
+    for n in range(c.num_hidden_layers):
+        yield from _layer(c, tp, n, stream)
+        stream = f"layers.{n}.mlp_residual"
+    yield Boundary("norm", "rms_norm", (stream,), c.hidden_size)
+    vocab = c.vocab_size
+    yield Boundary("logits", "lm_head", ("norm",), vocab, rows="response", layout="column")
+    yield Boundary("processed_logits", "processed_logits", ("logits",), vocab, rows="response", layout="column")
+    yield Boundary("logsumexp", "logsumexp", ("processed_logits",), 1, rows="response")
+    yield Boundary("logprobs", "logprob", ("processed_logits", "logsumexp"), 1, rows="response")
+
+
+def _layer(c: ModelConfig, tp: int, n: int, stream: str) -> Iterator[Boundary]:
+    layer = f"layers.{n}"
+    attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+
+    def node(name: str, operator: str, inputs: tuple[str, ...], width: int, **kwargs: object) -> Boundary:
+        return Boundary(name, operator, inputs, width, layer=n, **kwargs)  # type: ignore[arg-type]
+
+    norm_in = f"{layer}.input_layernorm"
+    yield node(norm_in, "rms_norm", (stream,), c.hidden_size)
+    yield node(f"{attn}.q_proj", "linear", (norm_in,), c.q_size, layout="column")
+    yield node(f"{attn}.k_proj", "linear", (norm_in,), c.kv_size, layout="column")
+    yield node(f"{attn}.v_proj", "linear", (norm_in,), c.kv_size, layout="column")
+    q, k = f"{attn}.q_proj", f"{attn}.k_proj"
+    if c.qk_norm:
+        yield node(f"{attn}.q_norm", "qk_norm", (q,), c.q_size, layout="column")
+        yield node(f"{attn}.k_norm", "qk_norm", (k,), c.kv_size, layout="column")
+        q, k = f"{attn}.q_norm", f"{attn}.k_norm"
+    yield node(f"{attn}.q_rope", "rope", (q,), c.q_size, layout="column")
+    yield node(f"{attn}.k_rope", "rope", (k,), c.kv_size, layout="column")
+    yield node(f"{attn}.k_cache", "kv_cache", (f"{attn}.k_rope",), c.kv_size, layout="column")
+    yield node(f"{attn}.v_cache", "kv_cache", (f"{attn}.v_proj",), c.kv_size, layout="column")
+    caches = (f"{attn}.k_cache", f"{attn}.v_cache")
+    yield node(
+        f"{attn}.attention", "attention", (f"{attn}.q_rope", *caches), c.q_size, layout="column", history_inputs=caches
+    )
+    yield from _row_parallel(f"{attn}.o_proj", f"{attn}.attention", c, tp, n)
+    yield node(f"{layer}.attn_residual", "residual_add", (stream, f"{attn}.o_proj"), c.hidden_size)
+    norm_post = f"{layer}.post_attention_layernorm"
+    yield node(norm_post, "rms_norm", (f"{layer}.attn_residual",), c.hidden_size)
+    yield node(f"{mlp}.gate_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
+    yield node(f"{mlp}.up_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
+    yield node(f"{mlp}.act", "swiglu", (f"{mlp}.gate_proj", f"{mlp}.up_proj"), c.intermediate_size, layout="column")
+    yield from _row_parallel(f"{mlp}.down_proj", f"{mlp}.act", c, tp, n)
+    residual = (f"{layer}.attn_residual", f"{mlp}.down_proj")
+    yield node(f"{layer}.mlp_residual", "residual_add", residual, c.hidden_size)
+
+
+def _row_parallel(name: str, source: str, c: ModelConfig, tp: int, layer: int) -> Iterator[Boundary]:
+    if tp == 1:
+        yield Boundary(name, "linear", (source,), c.hidden_size, layer=layer)
+        return
+    partial = f"{name}.partial"
+    yield Boundary(partial, "linear", (source,), tp * c.hidden_size, layer=layer, layout="column", partial=True)
+    yield Boundary(name, "all_reduce", (partial,), c.hidden_size, layer=layer)

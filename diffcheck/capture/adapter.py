@@ -1,0 +1,152 @@
+"""The interface every engine adapter has, and the registry that finds one by name.
+
+An adapter opens a live engine once and then runs any number of capture plans through it. It knows its engine's module
+tree and nothing about traces: it gives tensors to a `Recorder` and fills an `ObjectRecord` from what it sees live.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.errors import InputError
+from diffcheck.record import ObjectRecord
+from diffcheck.samples import Sample
+from diffcheck.trace.schema import Header
+from diffcheck.trace.writer import TraceWriter
+
+#: ``progress(what, done, total)``.
+Progress = Callable[[str, int, int], None]
+
+#: Engine name -> (module with a class ``Adapter``, the roles it can play).
+ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vllm": ("diffcheck.capture.vllm", ("rollout", "train")),
+    "megatron": ("diffcheck.capture.megatron", ("rollout", "train")),
+    "transformers": ("diffcheck.capture.transformers", ("rollout", "train")),
+    "reference": ("diffcheck.capture.reference", ("rollout", "train")),
+}
+#: Engines that can generate a response themselves; the others score given ones.
+GENERATING = ("vllm", "reference")
+
+
+@dataclass
+class CaptureResult:
+    """What one capture gave, besides the trace on disk."""
+
+    #: The plan's samples, with generated responses and the engine's own logprobs filled in.
+    samples: list[Sample]
+    trace: Path
+    #: Wall seconds by step: "forward", "write", ...
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"samples": [s.to_json() for s in self.samples], "trace": str(self.trace), "seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CaptureResult:
+        return cls([Sample.from_json(s) for s in data["samples"]], Path(data["trace"]), data["seconds"])
+
+
+class Adapter(Protocol):
+    """A live engine. Construction starts it.
+
+    Raises (construction):
+        EngineError: the engine is not installed, of an unsupported version, or failed to start.
+        InputError: an option it does not know.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress) -> None: ...
+
+    def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
+        """Run ``plan`` and write its trace to ``plan.out``. May be called again and again, with any interventions.
+
+        Raises:
+            EngineError: the engine failed; nothing is left at ``plan.out``.
+            InputError: the plan asks for what the engine cannot do (named).
+        """
+
+    def close(self) -> None:
+        """Give memory, processes and ports back."""
+
+
+def open_adapter(options: EngineOptions, progress: Progress) -> Adapter:
+    """Start the engine that ``options`` names, in this process.
+
+    Raises:
+        InputError: unknown engine.
+    """
+    if options.engine not in ENGINES:
+        raise InputError(f"engine {options.engine!r} is unknown", f"known engines: {', '.join(ENGINES)}")
+    module = importlib.import_module(ENGINES[options.engine][0])
+    adapter: Adapter = module.Adapter(options, progress)
+    return adapter
+
+
+def write_trace_of(
+    plan: CapturePlan,
+    options: EngineOptions,
+    recorder: Recorder,
+    samples: list[Sample],
+    record: ObjectRecord,
+    *,
+    versions: dict[str, str],
+    evidence: dict[str, Any],
+) -> None:
+    """Write what ``recorder`` saw of ``samples`` (responses included) as the trace ``plan.out``, atomically."""
+    writer = TraceWriter(plan.out, plan.level, overwrite=plan.overwrite)
+    try:
+        recorder.write(writer, expected_rows(samples))
+        writer.finish(
+            Header(
+                engine=options.engine,
+                versions=versions,
+                tensor_parallel=options.tensor_parallel,
+                dtype=options.dtype,
+                phase=plan.phase,
+                level=plan.level,
+                object=record,
+                boundaries={},
+                samples=[s.to_json() for s in samples],
+                evidence=evidence,
+                changed=describe_changes(plan, options),
+                unobserved=recorder.unobserved,
+            )
+        )
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def describe_changes(plan: CapturePlan, options: EngineOptions) -> list[str]:
+    """Everything that was changed on purpose, one line each."""
+    lines = [f"model {k} = {v}" for k, v in options.model_overrides.items()]
+    lines += [f"weight {name}[{index}]: bit {bit} flipped" for name, index, bit in options.weight_flips]
+    if plan.position_offset:
+        lines.append(f"positions + {plan.position_offset}")
+    lines += [f"{where}: {k} = {v}" for where, fields in plan.contract_overrides.items() for k, v in fields.items()]
+    lines += [f"intervention at {i.boundary}: {type(i).__name__}" for i in plan.interventions]
+    return lines
+
+
+def with_logprobs(sample: Sample, response: tuple[int, ...], logprobs: tuple[float, ...]) -> Sample:
+    """The finished sample: response and the engine's own logprobs (natural logarithms, exact float32 values) filled
+    in.
+    """
+    return replace(sample, response_token_ids=response, rollout_logprobs=logprobs)
+
+
+def package_versions(*names: str) -> dict[str, str]:
+    """Installed versions by distribution name; absent ones are left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

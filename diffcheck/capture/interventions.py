@@ -1,0 +1,86 @@
+"""Changes made to one side on purpose, at a boundary of the live forward: what-if questions and fault injection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcheck.bits import UIntArray
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Intervention(Protocol):
+    """Anything that may replace a boundary's values while the engine runs."""
+
+    @property
+    def boundary(self) -> str:
+        """Name or pattern (``layers.*.mlp.act``) of the boundaries it may change."""
+
+    def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        """New patterns [rows, width] of the same type, or None to leave these rows alone.
+
+        Args:
+            sample: [rows] sample number of each row. position: [rows] its position.
+        """
+
+    def to_json(self) -> dict[str, Any]:
+        """Data form, for a capture in another process."""
+
+
+@dataclass(frozen=True)
+class BitFlip:
+    """Invert one bit of one element: the smallest fault there is. Bit 0 is the last bit of the mantissa."""
+
+    boundary: str
+    sample: int
+    position: int
+    index: int
+    bit: int = 0
+
+    def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        hit = (sample == self.sample) & (position == self.position)
+        if not hit.any():
+            return None
+        changed = bits.copy()
+        changed[hit, self.index] ^= bits.dtype.type(1 << self.bit)
+        return changed
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bit_flip", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A Python function ``(sample, position, bits, dtype) -> bits or None``; only for captures in this process."""
+
+    boundary: str
+    function: Callable[[IntArray, IntArray, UIntArray, str], UIntArray | None]
+
+    def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        return self.function(sample, position, bits, dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        raise TypeError(f"intervention at {self.boundary}: a Python function cannot be sent to another process")
+
+
+def intervention_from_json(data: dict[str, Any]) -> Intervention:
+    """Inverse of ``to_json``.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    kind = data.get("kind")
+    if kind == "bit_flip":
+        return BitFlip(**{k: v for k, v in data.items() if k != "kind"})
+    raise ValueError(f"intervention kind {kind!r} is unknown")
+
+
+def matching(interventions: tuple[Intervention, ...], name: str) -> list[Intervention]:
+    """Those that may change boundary ``name``."""
+    return [i for i in interventions if fnmatchcase(name, i.boundary)]

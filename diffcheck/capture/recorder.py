@@ -1,0 +1,256 @@
+"""The one place where adapters hand over what they see: rows are attributed, shards gathered, interventions applied,
+traces filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcheck.bits import UIntArray, bits_tensor, row_digests, tensor_bits, uint_type
+from diffcheck.boundaries import Boundary
+from diffcheck.capture.interventions import matching
+from diffcheck.capture.plan import CapturePlan
+from diffcheck.errors import EngineError
+from diffcheck.trace.writer import TraceWriter
+
+IntArray = npt.NDArray[np.int64]
+#: Transport of one rank's slice to all ranks, in rank order. It moves bytes and never adds.
+Gather = Callable[[Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which (sample, position) each row of an engine's tensor belongs to: two arrays [rows]. Rows with sample -1 are
+    padding.
+
+    ``position`` is the token's index in its sequence. What the engine fed to its rotary embedding belongs in the object
+    record.
+    """
+
+    sample: IntArray
+    position: IntArray
+
+    @classmethod
+    def of(cls, sample: int, positions: range) -> Rows:
+        return cls(np.full(len(positions), sample, np.int64), np.array(positions, np.int64))
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        return cls(np.concatenate([p.sample for p in parts]), np.concatenate([p.position for p in parts]))
+
+    def take(self, index: IntArray | slice | npt.NDArray[np.bool_]) -> Rows:
+        return Rows(self.sample[index], self.position[index])
+
+    def __len__(self) -> int:
+        return int(self.sample.size)
+
+
+@dataclass
+class _Pieces:
+    """What has arrived of one boundary."""
+
+    dtype: str
+    width: int
+    sample: list[IntArray] = field(default_factory=list)
+    position: list[IntArray] = field(default_factory=list)
+    digests: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    #: (row numbers within the arrived rows are implied by order) patterns of every arrived row, or of none at level
+    #: digest.
+    bits: list[UIntArray] = field(default_factory=list)
+
+
+class Recorder:
+    """Collects the boundaries of one capture on one rank.
+
+    Adapters call `observe` from their hooks, in any order and any number of pieces; rows may come back in several steps
+    (decode) and any batch composition. Rows outside the plan (the last token of a sequence, padding) are dropped here,
+    not in the adapters.
+
+    Args:
+        boundaries: the dataflow graph of the model; a name outside it is a programming error.
+        gather: transport between tensor-parallel ranks, or None for one rank. Must be called by all ranks alike.
+    """
+
+    def __init__(
+        self, plan: CapturePlan, boundaries: Sequence[Boundary], *, rank: int = 0, gather: Gather | None = None
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self._gather = gather
+        self._graph = {b.name: b for b in boundaries}
+        self._pieces: dict[str, _Pieces] = {}
+        self.unobserved: dict[str, str] = {}
+
+    def wants(self, boundary: str) -> bool:
+        """Whether observing ``boundary`` is part of the plan: hooks ask before they do any work."""
+        node = self._graph.get(boundary)
+        if node is None:
+            return False
+        if matching(self.plan.interventions, boundary):
+            return True
+        if not self.plan.observe:
+            return boundary == "logprobs"
+        layers = self.plan.layers
+        return node.layer is None or layers is None or layers[0] <= node.layer < layers[1]
+
+    def observe(self, boundary: str, rows: Rows, values: Any, *, whole: bool = False) -> Any | None:
+        """Record one piece of a boundary; return a replacement when an intervention changed it, else None.
+
+        Args:
+            boundary: name in the graph.
+            rows: one entry a row of ``values``.
+            values: torch tensor or float32 array, [rows, local width] (or [rows, heads, head_dim], flattened here). For
+                boundaries of layout "column" under tensor parallelism it is this rank's slice; slices are joined in
+                rank order.
+            whole: the engine has gathered a "column" boundary itself already.
+
+        Returns:
+            A tensor like ``values`` (same shape, device and dtype) that the engine must go on with, or None.
+
+        Raises:
+            EngineError: the width is not the boundary's.
+        """
+        if not self.wants(boundary):
+            return None
+        node = self._graph[boundary]
+        flat = values.reshape(values.shape[0], -1)
+        local_width = int(flat.shape[1])
+        sharded = node.layout == "column" and self._gather is not None and not whole
+        bits, dtype = self._logical(node, flat, sharded)
+        if bits.shape != (len(rows), node.width):
+            raise EngineError(
+                f"{boundary}: observed shape {bits.shape}, expected {(len(rows), node.width)}",
+                "this engine version lays the tensor out in a way the adapter does not know",
+            )
+        changed = self._intervene(node, rows, bits, dtype)
+        self._keep(node, rows, bits if changed is None else changed, dtype)
+        if changed is None:
+            return None
+        return bits_tensor(self._local(changed, flat, local_width if sharded else None), dtype, values)
+
+    def cannot_observe(self, boundary: str, why: str) -> None:
+        """Say that a boundary of the plan is out of reach in this engine (fused), and why."""
+        if self.wants(boundary):
+            self.unobserved[boundary] = why
+
+    def write(self, writer: TraceWriter, expected: dict[str, Rows]) -> None:
+        """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
+        first missing row.
+
+        Args:
+            expected: rows of the row sets "all" and "response", ordered by (sample, position).
+        """
+        for name, node in self._graph.items():
+            pieces = self._pieces.pop(name, None)
+            if pieces is None:
+                if self.wants(name):
+                    self.unobserved.setdefault(name, "no hook fired")
+                continue
+            order, missing = _order(pieces, expected[node.rows])
+            if missing is not None:
+                self.unobserved[name] = f"row (sample {missing[0]}, position {missing[1]}) was not seen"
+                continue
+            digests = np.concatenate(pieces.digests)[order]
+            stored = self._stored_rows(order.size)
+            values = np.concatenate(pieces.bits)[order] if pieces.bits else None
+            if values is not None and stored is not None:
+                values = values[stored]
+            writer.put_digests(name, digests, pieces.dtype, pieces.width, values, stored)
+
+    def values(self, boundary: str, expected: Rows) -> tuple[UIntArray, str]:
+        """Patterns of a boundary seen so far, in logical order (needs level full or sampled). Used for the logprobs.
+
+        Raises:
+            EngineError: some expected row was not seen.
+        """
+        pieces = self._pieces.get(boundary)
+        if pieces is None:
+            raise EngineError(f"{boundary}: nothing was observed")
+        order, missing = _order(pieces, expected)
+        if missing is not None:
+            raise EngineError(f"{boundary}: row (sample {missing[0]}, position {missing[1]}) was not seen")
+        return np.concatenate(pieces.bits)[order], pieces.dtype
+
+    def _logical(self, node: Boundary, flat: Any, sharded: bool) -> tuple[UIntArray, str]:
+        """Patterns at the global width. An engine may pad the vocabulary: columns past the real width belong to
+        nobody.
+        """
+        if not sharded or self._gather is None:
+            bits, dtype = tensor_bits(flat)
+            return bits[:, : node.width], dtype
+        parts = [tensor_bits(part) for part in self._gather(flat)]
+        return np.concatenate([bits for bits, _ in parts], axis=1)[:, : node.width], parts[0][1]
+
+    def _local(self, changed: UIntArray, flat: Any, shard_width: int | None) -> UIntArray:
+        """The part of changed global patterns that replaces this rank's tensor, its padding columns untouched."""
+        start = 0 if shard_width is None else self.rank * shard_width
+        local, _ = tensor_bits(flat)
+        part = changed[:, start : start + local.shape[1]]
+        local[:, : part.shape[1]] = part
+        return local
+
+    def _intervene(self, node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> UIntArray | None:
+        changed = None
+        for intervention in matching(self.plan.interventions, node.name):
+            current = bits if changed is None else changed
+            new = intervention.apply(node.name, rows.sample, rows.position, current, dtype)
+            if new is not None:
+                if new.shape != bits.shape or new.dtype != bits.dtype:
+                    raise EngineError(f"{node.name}: an intervention returned {new.shape} of {new.dtype}")
+                changed = new
+        return changed
+
+    def _keep(self, node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
+        keep = self._planned(node, rows)
+        if not keep.any():
+            return
+        rows, bits = rows.take(keep), bits[keep] if not keep.all() else bits
+        pieces = self._pieces.setdefault(node.name, _Pieces(dtype, node.width))
+        if pieces.dtype != dtype:
+            raise EngineError(f"{node.name}: observed as {pieces.dtype} and as {dtype} in one run")
+        pieces.sample.append(rows.sample)
+        pieces.position.append(rows.position)
+        pieces.digests.append(row_digests(bits, dtype))
+        if self.plan.level != "digest" or node.name == "logprobs":
+            pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
+
+    def _planned(self, node: Boundary, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Rows of this plan: real samples, positions that something follows, and for the head those that predict a
+        response token.
+        """
+        keep = rows.sample >= 0
+        if node.rows == "response":
+            first = np.array([len(s.prompt_token_ids) - 1 for s in self.plan.samples], np.int64)
+            keep &= rows.position >= first[np.maximum(rows.sample, 0)]
+        return keep
+
+    def _stored_rows(self, rows: int) -> IntArray | None:
+        if self.plan.level != "sampled":
+            return None
+        return np.unique(np.linspace(0, rows - 1, min(rows, self.plan.sampled_rows)).astype(np.int64))
+
+
+def _order(pieces: _Pieces, expected: Rows) -> tuple[IntArray, tuple[int, int] | None]:
+    """Where each expected row is among the arrived ones (the last arrival wins: a recomputed row replaces the
+    preempted one).
+    """
+    sample, position = np.concatenate(pieces.sample), np.concatenate(pieces.position)
+    at = {(int(s), int(p)): i for i, (s, p) in enumerate(zip(sample, position, strict=True))}
+    order = np.empty(len(expected), np.int64)
+    for i, key in enumerate(zip(expected.sample.tolist(), expected.position.tolist(), strict=True)):
+        if key not in at:
+            return order, key
+        order[i] = at[key]
+    return order, None
+
+
+def expected_rows(samples: Sequence[Any]) -> dict[str, Rows]:
+    """Logical rows of finished samples (`diffcheck.samples.Sample`): row set -> rows ordered by (sample, position)."""
+    every = [Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)]
+    response = [Rows.of(i, s.response_positions) for i, s in enumerate(samples)]
+    return {"all": Rows.join(every), "response": Rows.join(response)}

@@ -1,0 +1,192 @@
+"""A live engine in another process, as seen from here: start it, send plans, get results, and always end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from diffcheck.capture.adapter import CaptureResult, Progress
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.errors import EngineError, ExitCode, RlkError
+
+#: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+class EngineSession:
+    """Context manager around the worker processes of one engine.
+
+    Args:
+        log: file for everything the engine prints; a temporary one by default.
+
+    Raises:
+        EngineError: the engine could not start, ran out of memory, or died.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress, log: Path | None = None) -> None:
+        self.options = options
+        self._progress = progress
+        self.log = log or Path(tempfile.mkstemp(prefix=f"rlk-{options.engine}-", suffix=".log")[1])
+        self._processes: list[subprocess.Popen[str]] = []
+        self._replies: list[IO[str]] = []
+        self._opened = False
+        # Megatron's ranks are processes of ours; the other engines spawn their own.
+        ranks = options.tensor_parallel if options.engine == "megatron" else 1
+        port = os.environ.get("MASTER_PORT") or str(_free_port())
+        try:
+            for rank in range(ranks):
+                self._start(rank, ranks, port)
+        except BaseException:
+            self.close()
+            raise
+        self._send({"open": options.to_json()})
+
+    def _start(self, rank: int, ranks: int, port: str) -> None:
+        read, write = os.pipe()
+        environment = {
+            **_ENVIRONMENT,
+            **os.environ,
+            "RLK_REPLY_FD": str(write),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_PORT": port,
+        }
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "diffcheck.capture.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(write,),
+                text=True,
+                # A group of its own: Ctrl-C reaches only the parent, which then ends the engine in order.
+                start_new_session=True,
+            )
+        os.close(write)
+        self._processes.append(process)
+        self._replies.append(os.fdopen(read))
+
+    def wait_ready(self) -> None:
+        """Block until the engine is up. `capture` does it too; calling it earlier overlaps start-ups."""
+        if not self._opened:
+            self._receive()
+            self._opened = True
+
+    def capture(self, plan: CapturePlan) -> CaptureResult:
+        """Run one plan.
+
+        Raises:
+            RlkError: as the adapter raised it, with its remedy and exit code.
+        """
+        self.wait_ready()
+        self._send({"capture": plan.to_json()})
+        return CaptureResult.from_json(self._receive())
+
+    def _send(self, request: dict[str, Any]) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+            except (BrokenPipeError, ValueError):
+                raise self._died() from None
+
+    def _receive(self) -> dict[str, Any]:
+        with selectors.DefaultSelector() as selector:
+            for stream in self._replies:
+                selector.register(stream, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    line = key.fileobj.readline()  # type: ignore[union-attr]
+                    if not line:
+                        raise self._died()
+                    message = json.loads(line)
+                    if "progress" in message:
+                        self._progress(*message["progress"])
+                    elif "error" in message:
+                        raise self._error(message["error"])
+                    else:
+                        result: dict[str, Any] = message["result"]
+                        return result
+
+    def _error(self, error: dict[str, Any]) -> RlkError:
+        exception = EngineError(
+            f"{self.options.engine}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"])
+        )
+        exception.add_note(error["trace"])
+        exception.add_note(f"engine log: {self.log}")
+        return exception
+
+    def _died(self) -> EngineError:
+        codes = [process.poll() for process in self._processes]
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                codes.append(process.wait(timeout=2))
+        if -signal.SIGKILL in codes:
+            cause, remedy = (
+                "was killed, most likely for want of memory",
+                "use fewer samples, --layers, or --level digest",
+            )
+        else:
+            code = next((c for c in codes if c), 0)
+            cause, remedy = f"ended unexpectedly (exit code {code})", f"read its log: {self.log}"
+        error = EngineError(f"{self.options.engine} {cause}", remedy)
+        error.add_note(_tail(self.log))
+        return error
+
+    def close(self) -> None:
+        """End the engine: politely first, then by force, its children included."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for stream in self._replies:
+            stream.close()
+        self._processes, self._replies = [], []
+
+    def __enter__(self) -> EngineSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(path: Path, lines: int = 30) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

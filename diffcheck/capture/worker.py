@@ -1,0 +1,88 @@
+"""One live engine in its own process: reads requests as JSON lines, answers with progress, results and errors.
+
+An engine of its own process can be killed, can run out of memory and can patch what it likes without harming the rest,
+and its chatter goes to a log file. Started by `diffcheck.capture.session`; the answers go to the descriptor named by
+``RLK_REPLY_FD``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from diffcheck.capture.adapter import Adapter, open_adapter
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.errors import EngineError, RlkError
+
+
+class _Replies:
+    """The answering side. Only rank 0 of a tensor-parallel group speaks, except for errors."""
+
+    def __init__(self) -> None:
+        self._stream = os.fdopen(int(os.environ["RLK_REPLY_FD"]), "w", buffering=1)
+        self._speaks = int(os.environ.get("RANK", "0")) == 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self._speaks or "error" in message:
+            self._stream.write(json.dumps(message) + "\n")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.send({"progress": [what, done, total]})
+
+
+def main() -> None:
+    """Serve requests ``{"open": options}``, ``{"capture": plan}`` until end of input."""
+    replies = _Replies()
+    adapter: Adapter | None = None
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                if "open" in request:
+                    adapter = open_adapter(EngineOptions.from_json(request["open"]), replies.progress)
+                    replies.send({"result": {}})
+                elif adapter is None:
+                    raise EngineError("the engine was not opened")
+                else:
+                    plan = CapturePlan.from_json(request["capture"])
+                    replies.send({"result": adapter.capture(plan, replies.progress).to_json()})
+            except Exception as error:
+                replies.send({"error": _describe(error)})
+                if adapter is None or not isinstance(error, RlkError):
+                    # The engine's state is unknown after a foreign exception: end, rather than answer wrongly later.
+                    break
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass
+    finally:
+        if adapter is not None:
+            adapter.close()
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    trace = traceback.format_exc()
+    if isinstance(error, RlkError):
+        return {"cause": error.cause, "remedy": error.remedy, "exit_code": int(error.exit_code), "trace": trace}
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        remedy = "use a smaller --layers range, fewer samples, or --level digest"
+        return {
+            "cause": f"the engine ran out of memory: {_first_line(error)}",
+            "remedy": remedy,
+            "exit_code": 2,
+            "trace": trace,
+        }
+    if "address already in use" in str(error).lower() or "eaddrinuse" in str(error).lower():
+        remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
+        return {"cause": f"port in use: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+    remedy = "run again with --debug for the stack trace and the engine's own log"
+    return {"cause": f"{type(error).__name__}: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
+
+
+if __name__ == "__main__":
+    main()

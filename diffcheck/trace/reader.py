@@ -1,0 +1,145 @@
+"""Read a trace folder: every file and field is checked, values are streamed by rows and verified against their
+digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from diffcheck.bits import DIGEST_BYTES, UIntArray, digest_of_rows, row_digests, uint_type
+from diffcheck.errors import TraceError
+from diffcheck.trace.schema import HEADER, BoundaryEntry, Header
+
+_REMEDY = "the trace is damaged: copy it again, or capture it again"
+#: Patterns read at a time from one boundary.
+_BLOCK_BYTES = 32 << 20
+
+
+class Trace:
+    """An opened trace. Nothing but the header is held in memory.
+
+    Raises:
+        TraceError: the folder is missing, foreign, of another schema, or a file is missing or truncated; file and field
+            are named.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / HEADER
+        if not folder.is_dir():
+            raise TraceError(f"{folder}: no such trace folder", "give a folder that rlk-diff capture wrote")
+        if not path.is_file():
+            raise TraceError(f"{path}: missing: not a trace folder", "give a folder that rlk-diff capture wrote")
+        self.header = Header.from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        for name in self.header.files:
+            if not (folder / name).is_file():
+                raise TraceError(f"{folder / name}: listed in {HEADER} but missing", _REMEDY)
+        for name, entry in self.header.boundaries.items():
+            if entry.file not in self.header.files:
+                raise TraceError(f"{path}: boundary {name}: file {entry.file!r} is not in 'files'", _REMEDY)
+            try:
+                uint_type(entry.dtype)
+            except ValueError as error:
+                raise TraceError(f"{path}: boundary {name}: {error}", _REMEDY) from None
+
+    def entry(self, boundary: str) -> BoundaryEntry:
+        return self.header.boundaries[boundary]
+
+    def __contains__(self, boundary: str) -> bool:
+        return boundary in self.header.boundaries
+
+    def digests(self, boundary: str) -> npt.NDArray[np.uint8]:
+        """SHA-256 of each row: [rows, 32], checked against the header.
+
+        Raises:
+            TraceError: missing, of the wrong shape, or not the digest the header promises.
+        """
+        entry = self.entry(boundary)
+        digests: npt.NDArray[np.uint8] = self._tensor(boundary, "#digests")
+        if digests.dtype != np.uint8 or digests.shape != (entry.shape[0], DIGEST_BYTES):
+            raise self._damaged(boundary, f"digests of shape {digests.shape} for {entry.shape[0]} rows")
+        if digest_of_rows(digests) != entry.sha256:
+            raise self._damaged(boundary, "sha256 does not match its row digests")
+        return digests
+
+    def stored_rows(self, boundary: str) -> npt.NDArray[np.int64] | None:
+        """Row numbers whose patterns are stored; None where all are (level full).
+
+        Raises:
+            TraceError: see `digests`.
+        """
+        entry = self.entry(boundary)
+        if entry.level == "full":
+            return None
+        if entry.level == "digest":
+            return np.empty(0, np.int64)
+        rows: npt.NDArray[np.int64] = self._tensor(boundary, "#rows")
+        if (
+            rows.dtype != np.int64
+            or rows.ndim != 1
+            or (rows.size and not 0 <= rows.min() <= rows.max() < entry.shape[0])
+        ):
+            raise self._damaged(boundary, "stored row numbers out of range")
+        return rows
+
+    def blocks(self, boundary: str) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray]]:
+        """Stored patterns in blocks of rows: (row numbers, patterns [block, width]), each verified against its row
+        digests.
+
+        Raises:
+            TraceError: truncated, of the wrong type or shape, or bits that do not match their digest (row named).
+        """
+        entry = self.entry(boundary)
+        if entry.level == "digest":
+            return
+        digests = self.digests(boundary)
+        stored = self.stored_rows(boundary)
+        rows = np.arange(entry.shape[0]) if stored is None else stored
+        kind = uint_type(entry.dtype)
+        step = max(1, _BLOCK_BYTES // max(1, entry.shape[1] * np.dtype(kind).itemsize))
+        with self._open(boundary) as handle:
+            try:
+                view = handle.get_slice(boundary)
+                if tuple(view.get_shape()) != (rows.size, entry.shape[1]):
+                    raise self._damaged(
+                        boundary, f"stored shape {tuple(view.get_shape())} for {(rows.size, entry.shape[1])}"
+                    )
+                for start in range(0, rows.size, step):
+                    bits = view[start : start + step]
+                    if bits.dtype != kind:
+                        raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(kind)}")
+                    block = rows[start : start + step]
+                    wrong = (row_digests(bits, entry.dtype) != digests[block]).any(axis=1)
+                    if wrong.any():
+                        raise self._damaged(boundary, f"row {int(block[wrong][0])} does not match its digest")
+                    yield block, bits
+            except SafetensorError as error:
+                raise self._damaged(boundary, str(error)) from None
+
+    def values(self, boundary: str) -> UIntArray:
+        """All stored patterns at once: [stored rows, width]."""
+        entry = self.entry(boundary)
+        parts = [bits for _, bits in self.blocks(boundary)]
+        return np.concatenate(parts) if parts else np.empty((0, entry.shape[1]), uint_type(entry.dtype))
+
+    def _tensor(self, boundary: str, suffix: str) -> Any:
+        with self._open(boundary) as handle:
+            try:
+                return handle.get_tensor(boundary + suffix)
+            except SafetensorError as error:
+                raise self._damaged(boundary, str(error)) from None
+
+    def _open(self, boundary: str) -> Any:
+        try:
+            return safe_open(self.folder / self.entry(boundary).file, framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise self._damaged(boundary, str(error)) from None
+
+    def _damaged(self, boundary: str, what: str) -> TraceError:
+        return TraceError(f"{self.folder / self.entry(boundary).file}: boundary {boundary}: {what}", _REMEDY)
