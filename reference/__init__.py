@@ -1,0 +1,5 @@
+"""The executable specification: every operator as a pure NumPy function whose output bits are the contract.
+
+No module here imports an engine or torch, and none uses `np.sum`, `np.dot` or a BLAS inside specified arithmetic:
+the order of every addition is written out.
+"""

@@ -1,0 +1,73 @@
+"""Rotary embedding tables: cosine and sine per position and frequency, computed once on the host and hashed.
+
+Devices compute neither sine nor cosine: their libraries disagree, so the contract is a table with a SHA-256.
+
+Source: Su et al. 2021, "RoFormer", section 3.4: angle of position m and pair i = m * theta^(-2 i / d).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import mpmath
+import numpy as np
+
+from reference.checks import Float32Array
+from reference.primitives.correctly_rounded import round_mpmath, round_with_ziv_test
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Cosines and sines, float32, shape [positions, head_dim / 2], read-only."""
+
+    cos: Float32Array
+    sin: Float32Array
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256, in hexadecimal, of the cosines then the sines as little-endian float32 in C order."""
+        digest = hashlib.sha256()
+        for table in (self.cos, self.sin):
+            digest.update(np.ascontiguousarray(table).astype("<f4").tobytes())
+        return digest.hexdigest()
+
+
+def inverse_frequencies(head_dim: int, theta: float) -> Float32Array:
+    """theta^(-2 i / head_dim) for i in [0, head_dim / 2), each correctly rounded to float32.
+
+    Raises:
+        ValueError: `head_dim` is not a positive even number, or `theta` is not above 1.
+    """
+    if head_dim <= 0 or head_dim % 2:
+        raise ValueError(f"head_dim: expected a positive even number, got {head_dim}")
+    if not theta > 1:
+        raise ValueError(f"theta: expected a base above 1, got {theta}")
+
+    def frequency(i: int) -> np.float32:
+        return round_mpmath(lambda base: mpmath.power(base, mpmath.mpf(-2 * i) / head_dim), theta)
+
+    return np.array([frequency(i) for i in range(head_dim // 2)], np.float32)
+
+
+def rope_table(positions: int, head_dim: int, theta: float) -> RopeTable:
+    """The table for positions 0 .. `positions` - 1.
+
+    angle = position * inverse frequency with one rounding to float32; cosine and sine of that float32 angle are
+    correctly rounded to float32.
+
+    Raises:
+        ValueError: as `inverse_frequencies`; or `positions` is not in [1, 2^24], where float32 holds every integer.
+    """
+    if not 1 <= positions <= 2**24:
+        raise ValueError(f"positions: expected 1 to 2^24, got {positions}")
+    position = np.arange(positions, dtype=np.float32)[:, None]
+    angle = position * inverse_frequencies(head_dim, theta)[None, :]
+    exact = angle.astype(np.float64)
+    tables = (
+        round_with_ziv_test(np.cos(exact), angle, mpmath.cos),
+        round_with_ziv_test(np.sin(exact), angle, mpmath.sin),
+    )
+    for table in tables:
+        table.setflags(write=False)
+    return RopeTable(*tables)
