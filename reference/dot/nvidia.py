@@ -1,0 +1,91 @@
+"""The fused dot-product-add of NVIDIA tensor cores, of which each generation sets the parameters.
+
+Per group of consecutive k: the products and the accumulator align to their largest exponent, truncate toward zero to a
+number of fractional bits, and add exactly; the sum truncates toward zero to the result. Results are never -0; one
+beyond the largest float32 is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.checks import Float32Array
+from reference.dot.aligned import (
+    Float64Array,
+    Operand,
+    exponents,
+    largest_exponent,
+    may_leave_finite,
+    non_finite_sum,
+    operand,
+    power_of_two,
+    tiles,
+    truncated_sum,
+)
+from reference.dot.unit import Accumulate
+from reference.formats import FLOAT32, Format
+
+
+@dataclass(frozen=True)
+class FusedSum:
+    """Parameters of one fused dot-product-add."""
+
+    #: Products per step.
+    group: int
+    #: Fractional bits kept, relative to the largest exponent.
+    fraction_bits: int
+    #: Exponent that a zero accumulator takes in the alignment.
+    zero_exponent: int
+    #: Mantissa bits of the result.
+    result_bits: int = 23
+
+
+def fused_accumulate(parameters: Callable[[Format], FusedSum]) -> Accumulate:
+    """The `MatrixUnit.accumulate` of a generation whose parameters depend on the input format."""
+
+    def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: Format) -> Float32Array:
+        unit = parameters(input_format)
+        checked = may_leave_finite(a, b, c)
+        result = np.array(c, np.float32, order="C")
+        with np.errstate(all="ignore"):
+            for rows, columns in tiles(*result.shape):
+                left = operand(a[rows].T, input_format, unit.group)
+                right = operand(b[:, columns], input_format, unit.group)
+                accumulator = result[rows, columns]
+                for k in range(0, left.values.shape[0], unit.group):
+                    accumulator = _step(
+                        left.group(k, unit.group), right.group(k, unit.group), accumulator, unit, checked
+                    )
+                result[rows, columns] = accumulator
+        return result
+
+    return accumulate
+
+
+def _step(a: Operand, b: Operand, c: Float32Array, unit: FusedSum, checked: bool) -> Float32Array:
+    """One fused dot-product-add of a group: a [group, M], b [group, N], c [M, N]."""
+    finite = np.where(np.isfinite(c), c, np.float32(0)) if checked else c
+    start = np.maximum(exponents(finite, FLOAT32), np.int16(unit.zero_exponent))
+    largest = largest_exponent(a, b, start)
+    scale = power_of_two(unit.fraction_bits - largest)
+    total = truncated_sum(a, b, scale)
+    total += np.trunc(finite * scale)
+    result = _truncate(total * power_of_two(largest - unit.fraction_bits), unit.result_bits)
+    if not checked:
+        return result
+    special = non_finite_sum(a, b, c)
+    return np.where(np.isfinite(special), result, special.astype(np.float32))
+
+
+def _truncate(x: Float64Array, mantissa_bits: int) -> Float32Array:
+    """float64 to float32 toward zero with `mantissa_bits` mantissa bits; infinite from 2^128 on; +0 for zeros."""
+    u = x.view(np.int64)
+    truncated = (u & np.int64(-1 << (52 - mantissa_bits))).view(np.float64)
+    subnormal = np.abs(x) < FLOAT32.min_normal
+    if subnormal.any():
+        spacing = 2.0 ** (FLOAT32.min_exponent - mantissa_bits)
+        truncated = np.where(subnormal, np.trunc(x / spacing) * spacing, truncated)
+    return truncated.astype(np.float32) + np.float32(0)
