@@ -1,0 +1,251 @@
+"""What the adapters of torch engines share: changes to a live model that are always undone, rows of a batch, and the
+object record of what the modules really received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from diffcheck.bits import to_float32
+from diffcheck.capture.adapter import with_logprobs
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.errors import InputError
+from diffcheck.record import ObjectRecord
+from diffcheck.samples import Sample
+from reference.models.config import ModelConfig
+
+#: Fields of the model that may be overridden without changing the shape of a weight.
+OVERRIDABLE = ("rope_theta", "rms_norm_eps")
+
+
+class Taps(AbstractContextManager["Taps"]):
+    """Hooks and wraps on a live model. Leaving the context removes every one of them, in reverse order."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def output(self, module: Any, function: Callable[[Any], Any]) -> None:
+        """The callers of ``module`` get ``function(output)`` in place of ``output``."""
+        handle = module.register_forward_hook(lambda _module, _args, output: function(output))
+        self._stack.callback(handle.remove)
+
+    def input(
+        self, module: Any, function: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> None:
+        """``module`` runs on ``function(args, kwargs)`` in place of what it was called with."""
+        handle = module.register_forward_pre_hook(
+            lambda _module, args, kwargs: function(args, kwargs), with_kwargs=True
+        )
+        self._stack.callback(handle.remove)
+
+    def attribute(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace ``owner.name`` by ``make(original)``."""
+        own, original = name in vars(owner), getattr(owner, name)
+        setattr(owner, name, make(original))
+        self._stack.callback(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+    def item(self, mapping: Any, key: str, make: Callable[[Any], Any]) -> None:
+        """Replace ``mapping[key]`` by ``make(original)`` in a mapping whose deletion uncovers the original."""
+        mapping[key] = make(mapping[key])
+        self._stack.callback(lambda: mapping.__delitem__(key))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def observe(recorder: Recorder, boundary: str, rows: Rows, tensor: Any, *, whole: bool = False) -> Any:
+    """Show ``recorder`` a tensor whose first two axes are rows; return the tensor the engine must go on with.
+
+    Args:
+        rows: one entry an element of the first two axes, in row-major order.
+        tensor: [a, b, ...].
+    """
+    changed = recorder.observe(boundary, rows, tensor.flatten(0, 1), whole=whole)
+    return tensor if changed is None else changed.reshape(tensor.shape)
+
+
+def batch_rows(samples: Sequence[int], lengths: Sequence[int], width: int, *, sequence_first: bool) -> Rows:
+    """Rows of a right-padded batch [batch, width], or [width, batch] when ``sequence_first``; padding is sample -1."""
+    position = np.broadcast_to(np.arange(width, dtype=np.int64), (len(samples), width))
+    number = np.asarray(samples, np.int64)[:, None]
+    sample = np.where(position < np.asarray(lengths, np.int64)[:, None], number, -1)
+    if sequence_first:
+        sample, position = sample.T, position.T
+    return Rows(sample.ravel(), position.ravel())
+
+
+class LiveInputs:
+    """Integers that a live module received (token ids, positions), put back into (sample, position) order."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], int] = {}
+
+    def see(self, rows: Rows, values: Any) -> None:
+        """Note ``values`` [rows], a tensor or array of integers (or of floats that hold integers)."""
+        flat = values.detach().reshape(-1).tolist() if hasattr(values, "detach") else np.ravel(values).tolist()
+        for sample, position, value in zip(rows.sample.tolist(), rows.position.tolist(), flat, strict=True):
+            if sample >= 0:
+                self._seen[sample, position] = int(value)
+
+    def lists(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """One list a sample, over the positions fed forward; -1 where the module never saw one."""
+        return [[self._seen.get((i, p), -1) for p in range(s.forward_length)] for i, s in enumerate(samples)]
+
+
+def effective_config(config: ModelConfig, options: EngineOptions) -> ModelConfig:
+    """``config`` with the overrides of ``options``.
+
+    Raises:
+        InputError: an override that is no field of `OVERRIDABLE`.
+    """
+    for name in options.model_overrides:
+        if name not in OVERRIDABLE:
+            raise InputError(
+                f"model override {name!r} would not be the same model",
+                f"fields that can be overridden: {', '.join(OVERRIDABLE)}",
+            )
+    overrides: dict[str, Any] = {name: float(value) for name, value in options.model_overrides.items()}
+    return replace(config, **overrides)
+
+
+def check_extra(options: EngineOptions, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine-specific switches: defaults ``known``, overridden by ``options.extra``.
+
+    Raises:
+        InputError: a switch that the engine does not have.
+    """
+    for name in options.extra:
+        if name not in known:
+            raise InputError(
+                f"{options.engine}: option {name!r} is unknown", f"known options: {', '.join(known) or 'none'}"
+            )
+    return {**known, **options.extra}
+
+
+def flip_bits(name: str, tensor: Any, flips: Sequence[tuple[str, int, int]]) -> Any:
+    """``tensor`` (a weight in HF layout and in the engine's dtype) with the bits inverted that ``flips`` names for it.
+
+    Raises:
+        InputError: an index or bit outside the tensor.
+    """
+    import torch
+
+    for target, index, bit in flips:
+        if target != name:
+            continue
+        width = tensor.element_size() * 8
+        if not (0 <= index < tensor.numel() and 0 <= bit < width):
+            raise InputError(
+                f"weight flip {name}[{index}] bit {bit} is outside the tensor",
+                f"it has {tensor.numel()} elements of {width} bits",
+            )
+        tensor = tensor.detach().clone().contiguous()
+        patterns = tensor.view(-1).view({16: torch.int16, 32: torch.int32}[width])
+        # The top bit is the sign of the integer type, which has no positive value of its own.
+        patterns[index] ^= (1 << bit) if bit < width - 1 else -(1 << bit)
+    return tensor
+
+
+def check_flips(flips: Sequence[tuple[str, int, int]], names: Iterator[str] | Sequence[str]) -> None:
+    """Raises:
+    InputError: a flip names a weight that the model does not have.
+    """
+    known = set(names)
+    for name, _, _ in flips:
+        if name not in known:
+            raise InputError(f"weight flip: the model has no weight {name!r}", "use the names of its safetensors files")
+
+
+def live_theta(inv_freq: Any, config: ModelConfig) -> float:
+    """RoPE theta of a live table of inverse frequencies [dim/2], float32: the model's own when the table is made of it
+    up to rounding, else what the table's last entry says.
+    """
+    table = inv_freq.detach().cpu().double().numpy()
+    dim = 2 * table.size
+    made = config.rope_theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    if np.allclose(table, made, rtol=1e-6, atol=0.0):
+        return config.rope_theta
+    return float(f"{table[-1] ** (-dim / (dim - 2)):.6g}")
+
+
+def object_record(
+    config: ModelConfig,
+    plan: CapturePlan,
+    samples: Sequence[Sample],
+    *,
+    weights: dict[str, str],
+    tokens: LiveInputs,
+    positions: LiveInputs,
+    theta: float,
+    rotary_dim: int,
+    padded_vocab: int,
+    tensor_parallel: int = 1,
+) -> ObjectRecord:
+    """The object record of a finished capture; the caller adds the KV mapping and what it sampled with, if it did.
+
+    Args:
+        samples: responses included.
+        weights: HF name -> digest of the live parameter.
+        theta, rotary_dim: of the live rotary embedding.
+    """
+    model = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "dtype"}
+    active = []
+    for sample in samples:
+        first = len(sample.prompt_token_ids) - 1
+        active.append([int(p >= first) for p in range(sample.forward_length)])
+    return ObjectRecord(
+        model=model,
+        weights=weights,
+        weight_version=plan.weight_version,
+        token_ids=tokens.lists(samples),
+        target_ids=[list(s.response_token_ids) for s in samples],
+        positions=positions.lists(samples),
+        active=active,
+        rope={"theta": theta, "dim": rotary_dim, "scaling": "default"},
+        real_vocab=config.vocab_size,
+        padded_vocab=padded_vocab,
+        shards=shard_map(config, padded_vocab, tensor_parallel),
+        temperature=plan.temperature,
+    )
+
+
+def shard_map(config: ModelConfig, padded_vocab: int, tensor_parallel: int) -> dict[str, list[list[int]]]:
+    """HF projection -> [start, stop) of the features (of the padded vocabulary for the embedding) on each rank."""
+    widths = {
+        "embed_tokens": padded_vocab,
+        "q_proj": config.q_size,
+        "k_proj": config.kv_size,
+        "v_proj": config.kv_size,
+        "o_proj": config.q_size,
+        "gate_proj": config.intermediate_size,
+        "up_proj": config.intermediate_size,
+        "down_proj": config.intermediate_size,
+        "lm_head": padded_vocab,
+    }
+    n = tensor_parallel
+    return {name: [[r * width // n, (r + 1) * width // n] for r in range(n)] for name, width in widths.items()}
+
+
+def finished_samples(recorder: Recorder, samples: Sequence[Sample]) -> list[Sample]:
+    """``samples`` (responses included) with the logprobs that ``recorder`` saw. Call it before the trace is written.
+
+    Raises:
+        EngineError: the engine gave no logprob for some response token.
+    """
+    rows = expected_rows(samples)["response"]
+    bits, dtype = recorder.values("logprobs", rows)
+    values = to_float32(bits, dtype)[:, 0]
+    done = []
+    for i, sample in enumerate(samples):
+        mine = values[rows.sample == i]
+        done.append(with_logprobs(sample, sample.response_token_ids, tuple(float(x) for x in mine)))
+    return done
