@@ -43,14 +43,16 @@ _TINY = {
 }
 #: Standard deviation of the random weights: large enough that logprobs spread over several nats.
 _TINY_STD = 0.08
-_SMOLLM2_PROMPTS = (
-    "The capital of France is",
-    "Question: What is 17 plus 25? Answer:",
-    "Once upon a time, in a small village by the sea, there lived a clockmaker who",
-    "def fibonacci(n):\n    ",
-    "The three states of matter are solid, liquid and",
-    "Water boils at 100 degrees",
+_SMOLLM2_SAMPLES = (
+    ("The capital of France is", " Paris, and the capital of Italy is Rome."),
+    ("Question: What is 17 plus 25? Answer:", " 42, because 17 plus 20 is 37 and 37 plus 5 is 42."),
+    ("Once upon a time, in a small village, there lived a clockmaker who", " repaired every clock but her own."),
+    ("def fibonacci(n):\n    ", "if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)"),
+    ("The three states of matter are solid, liquid and", " gas."),
+    ("Water boils at 100 degrees", " Celsius at sea level, and lower on a mountain."),
 )
+#: (prompt, response) lengths of the random samples: more requests than fit one power of two, none alike.
+_RANDOM_LENGTHS = ((5, 32), (17, 24), (40, 32), (9, 16), (26, 32), (3, 28))
 
 
 def _tiny(folder: Path, tied: bool) -> None:
@@ -173,15 +175,18 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def built_in_samples(name: str, folder: Path, config: ModelConfig) -> list[Sample]:
-    """Prompts for a model: text for smollm2-135m, else token ids from a seed, of lengths that mix short and long rows.
+    """Samples for a model: text for smollm2-135m, else token ids from a seed, of lengths that mix short and long rows.
 
-    Responses are left to the rollout engine.
+    The responses serve engines that only score; a rollout engine writes its own.
     """
     if name == "smollm2-135m":
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return [Sample(tuple(tokenizer.encode(prompt).ids)) for prompt in _SMOLLM2_PROMPTS]
+        encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
+        return [Sample(tuple(encode(prompt).ids), tuple(encode(response).ids)) for prompt, response in _SMOLLM2_SAMPLES]
     rng = np.random.default_rng(7)
-    lengths = (5, 17, 40, 9, 26, 3)
-    return [Sample(tuple(int(t) for t in rng.integers(3, config.vocab_size, n))) for n in lengths]
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(int(t) for t in rng.integers(3, config.vocab_size, n))
+
+    return [Sample(tokens(prompt), tokens(response)) for prompt, response in _RANDOM_LENGTHS]

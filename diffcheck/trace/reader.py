@@ -88,9 +88,28 @@ class Trace:
             raise self._damaged(boundary, "stored row numbers out of range")
         return rows
 
-    def blocks(self, boundary: str) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray]]:
-        """Stored patterns in blocks of rows: (row numbers, patterns [block, width]), each verified against its row
-        digests.
+    def block_rows(self, boundary: str) -> int:
+        """Rows that make a block of about 32 MiB."""
+        entry = self.entry(boundary)
+        return max(1, _BLOCK_BYTES // max(1, entry.shape[1] * np.dtype(uint_type(entry.dtype)).itemsize))
+
+    def row(self, boundary: str, row: int) -> UIntArray | None:
+        """Patterns of one row, [1, width], or None where they are not stored.
+
+        Raises:
+            TraceError: see `blocks`.
+        """
+        stored = self.stored_rows(boundary)
+        at = np.array([row]) if stored is None else np.flatnonzero(stored == row)
+        if not at.size:
+            return None
+        with self._open(boundary) as handle:
+            bits: UIntArray = handle.get_slice(boundary)[int(at[0]) : int(at[0]) + 1]
+        return bits
+
+    def blocks(self, boundary: str, step: int | None = None) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray]]:
+        """Stored patterns in blocks of ``step`` rows: (row numbers, patterns [block, width]), each verified against its
+        row digests.
 
         Raises:
             TraceError: truncated, of the wrong type or shape, or bits that do not match their digest (row named).
@@ -102,7 +121,7 @@ class Trace:
         stored = self.stored_rows(boundary)
         rows = np.arange(entry.shape[0]) if stored is None else stored
         kind = uint_type(entry.dtype)
-        step = max(1, _BLOCK_BYTES // max(1, entry.shape[1] * np.dtype(kind).itemsize))
+        step = step or self.block_rows(boundary)
         with self._open(boundary) as handle:
             try:
                 view = handle.get_slice(boundary)

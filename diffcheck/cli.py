@@ -1,0 +1,277 @@
+"""The command ``rlk-diff``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from diffcheck.capture.adapter import ENGINES
+from diffcheck.errors import ExitCode, InputError, RlkError
+from diffcheck.files import check_writable, write_text
+from diffcheck.models import BUILT_IN
+from diffcheck.overrides import parse_override
+from diffcheck.report.progress import ProgressLine
+from diffcheck.report.terminal import print_verdict
+from diffcheck.runs import GENERATE, RunSettings
+from diffcheck.trace.schema import LEVELS
+from diffcheck.verdict import Verdict
+
+app = typer.Typer(
+    name="rlk-diff",
+    help="Find out where and why two engines' logprobs differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+#: Diagnostics and progress; results go to standard output.
+_errors = Console(stderr=True)
+_debug = False
+
+_ENGINE_NAMES = ", ".join(ENGINES)
+_Model = Annotated[str, typer.Option("--model", help=f"Hugging Face folder, or {', '.join(BUILT_IN)}.")]
+_Samples = Annotated[Path | None, typer.Option("--samples", help="JSON lines; default: samples built in.")]
+_Phase = Annotated[str, typer.Option("--phase", help="decode: real continuous batching; prefill: one pass.")]
+_Dtype = Annotated[str, typer.Option("--dtype", help="bfloat16 or float32.")]
+_Device = Annotated[str, typer.Option("--device", help="cpu or cuda (CUDA and ROCm builds of torch).")]
+_Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel ranks of each engine.")]
+_Profile = Annotated[str | None, typer.Option("--profile", help="Arithmetic profile, e.g. strict-v1/fma32-seq.")]
+_Level = Annotated[str, typer.Option("--level", help="What traces keep: digest, sampled or full.")]
+_Layers = Annotated[str | None, typer.Option("--layers", help="Layers A:B to observe; B excluded.", metavar="A:B")]
+_Generate = Annotated[int, typer.Option("--generate", min=1, help="Tokens a rollout engine writes per sample.")]
+_Seed = Annotated[int, typer.Option("--seed", help="Seed of the rollout's draws.")]
+_Temperature = Annotated[float | None, typer.Option("--temperature", help="Default: the samples' own, else 1.")]
+_TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)]
+_TopK = Annotated[int, typer.Option("--top-k", min=0, help="0: all.")]
+_Override = Annotated[list[str] | None, typer.Option("--override", help="Change one side on purpose; repeatable.")]
+_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
+_Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces and engine logs.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def _settings(context: typer.Context) -> RunSettings:
+    """The command's options as settings; their names are the same."""
+    given = dict(context.params)
+    _one_of("--phase", given["phase"], ("decode", "prefill"))
+    if given.get("train_phase") is not None:
+        _one_of("--train-phase", given["train_phase"], ("decode", "prefill"))
+    _one_of("--dtype", given["dtype"], ("bfloat16", "float32"))
+    _one_of("--device", given["device"], ("cpu", "cuda"))
+    _one_of("--level", given["level"], LEVELS)
+    if given["temperature"] is not None and given["temperature"] <= 0:
+        raise InputError(f"--temperature {given['temperature']} is not positive", "logprobs need T > 0")
+    given["layers"] = _layer_range(given["layers"])
+    given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
+    return RunSettings(**{f.name: given[f.name] for f in fields(RunSettings) if f.name in given})
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{option} {value!r} is none of {', '.join(allowed)}", f"choose one of {', '.join(allowed)}")
+
+
+def _layer_range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon or not first.isdigit() or not last.isdigit() or int(first) >= int(last):
+        raise InputError(f"--layers {text!r} is not a range", "write A:B with A < B, for example 0:4")
+    return int(first), int(last)
+
+
+@app.command()
+def localize(
+    context: typer.Context,
+    model: _Model = "tiny-qwen3",
+    rollout: Annotated[str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "vllm",
+    train: Annotated[str, typer.Option("--train", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "megatron",
+    profile: _Profile = None,
+    samples: _Samples = None,
+    phase: _Phase = "decode",
+    dtype: _Dtype = "bfloat16",
+    device: _Device = "cpu",
+    tensor_parallel: _Tp = 1,
+    train_phase: Annotated[str | None, typer.Option("--train-phase", help="The train side's, if another.")] = None,
+    train_tensor_parallel: Annotated[
+        int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
+    ] = None,
+    layers: _Layers = None,
+    level: _Level = "full",
+    generate: _Generate = GENERATE,
+    seed: _Seed = 0,
+    temperature: _Temperature = None,
+    top_p: _TopP = 1.0,
+    top_k: _TopK = 0,
+    override: _Override = None,
+    json_out: _Json = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
+    ] = None,
+    every: _Every = False,
+) -> None:
+    """Name the first boundary at which two engines diverge.
+
+    [bold]Examples[/bold]
+
+      rlk-diff localize
+      rlk-diff localize --model smollm2-135m --json verdict.json
+      rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
+      rlk-diff localize --rollout vllm --train vllm --phase prefill
+      rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
+
+    Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
+    """
+    from diffcheck.runs import run_localize
+
+    settings = _settings(context)
+    if json_out:
+        check_writable(json_out)
+    with ProgressLine(_errors) as progress:
+        verdict, _ = run_localize(settings, rollout, train, progress)
+    _report(verdict, json_out, every)
+
+
+@app.command()
+def capture(
+    context: typer.Context,
+    engine: Annotated[str, typer.Option("--engine", help=_ENGINE_NAMES)],
+    out: Annotated[Path, typer.Option("--out", help="Trace folder to write.")],
+    model: _Model = "tiny-qwen3",
+    profile: _Profile = None,
+    samples: _Samples = None,
+    phase: _Phase = "decode",
+    dtype: _Dtype = "bfloat16",
+    device: _Device = "cpu",
+    tensor_parallel: _Tp = 1,
+    layers: _Layers = None,
+    level: _Level = "full",
+    generate: _Generate = GENERATE,
+    seed: _Seed = 0,
+    temperature: _Temperature = None,
+    top_p: _TopP = 1.0,
+    top_k: _TopK = 0,
+    override: _Override = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
+    samples_out: Annotated[Path | None, typer.Option("--samples-out", help="Write the finished samples.")] = None,
+) -> None:
+    """Record one engine's boundaries as a trace that can be compared elsewhere.
+
+    [bold]Examples[/bold]
+
+      rlk-diff capture --engine vllm --out traces/rollout --samples-out rollouts.jsonl
+      rlk-diff capture --engine megatron --samples rollouts.jsonl --out traces/train
+      rlk-diff capture --engine vllm --out traces/small --level digest --layers 0:4
+    """
+    from diffcheck.runs import run_capture
+    from diffcheck.samples import save_samples
+
+    _one_of("--engine", engine, tuple(ENGINES))
+    settings = _settings(context)
+    for path in (samples_out, out):
+        if path:
+            check_writable(path) if path is samples_out else path.parent.mkdir(parents=True, exist_ok=True)
+    with ProgressLine(_errors) as progress:
+        result = run_capture(settings, engine, out, progress, overwrite=overwrite)
+    if samples_out:
+        save_samples(samples_out, result.samples)
+    tokens = sum(len(s.response_token_ids) for s in result.samples)
+    Console().print(f"{out}: {len(result.samples)} samples, {tokens} response tokens")
+
+
+@app.command()
+def compare(
+    left: Annotated[Path, typer.Argument(help="Trace of the rollout side.")],
+    right: Annotated[Path, typer.Argument(help="Trace of the train side.")],
+    json_out: _Json = None,
+    every: _Every = False,
+) -> None:
+    """Compare two traces; needs no engine, so a cluster run can be compared on a laptop.
+
+    [bold]Example[/bold]
+
+      rlk-diff compare traces/rollout traces/train --json verdict.json
+    """
+    from diffcheck.localize import localize as compare_traces
+    from diffcheck.trace.reader import Trace
+
+    if json_out:
+        check_writable(json_out)
+    with ProgressLine(_errors) as progress:
+        verdict = compare_traces(Trace(left), Trace(right), progress)
+    _report(verdict, json_out, every)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what would run, what is missing and how to get it."""
+    from diffcheck.doctor import examine
+
+    style = {"ok": "green", "warn": "yellow", "missing": "red"}
+    table = Table("", "what", "found", "what to do", box=None)
+    findings = examine()
+    for f in findings:
+        table.add_row(f"[{style[f.level]}]{f.level}[/]", f.what, f.found, f.remedy)
+    Console().print(table)
+    if any(f.level == "missing" for f in findings):
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
+    if json_out:
+        write_text(json_out, json.dumps(verdict.to_json(), indent=1) + "\n")
+    print_verdict(verdict, Console(), every_boundary=every)
+    raise typer.Exit(verdict.exit_code)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every fault ends as one line of cause and one of remedy, with its exit code."""
+    sys.exit(_guard(lambda: app(args=arguments, standalone_mode=False)))
+
+
+def _guard(run: Callable[[], Any]) -> int:
+    try:
+        code = run()
+        return int(code) if isinstance(code, int) else int(ExitCode.EQUAL)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        _errors.print("[yellow]interrupted[/]; nothing half-written is left")
+        return 130
+    except RlkError as error:
+        _errors.print(f"[red]error:[/] {error.cause}", highlight=False, soft_wrap=True)
+        if error.remedy:
+            _errors.print(f"[dim]remedy:[/] {error.remedy}", highlight=False, soft_wrap=True)
+        if _debug:
+            _errors.print_exception()
+            for note in getattr(error, "__notes__", ()):
+                _errors.print(note, highlight=False, markup=False)
+        return int(error.exit_code)
+    except Exception as error:
+        if _debug:
+            raise
+        _errors.print(f"[red]internal error:[/] {type(error).__name__}: {error}", highlight=False, soft_wrap=True)
+        _errors.print("[dim]remedy:[/] run again as `rlk-diff --debug ...` and report what it prints")
+        return int(ExitCode.USAGE)
+
+
+if __name__ == "__main__":
+    main()

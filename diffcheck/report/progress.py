@@ -1,0 +1,41 @@
+"""Progress of long steps on the terminal, quiet where there is none."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class ProgressLine:
+    """A context manager whose instances are `Progress` callbacks: ``line(what, done, total)``."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._console = console
+        self._task = self._progress.add_task("starting", total=None)
+        self._last = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._console.is_terminal and what != self._last:
+            self._console.print(f"… {what}", highlight=False)
+        self._last = what
+        self._progress.update(self._task, description=what, completed=done, total=total or None)
+
+    def __enter__(self) -> ProgressLine:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()

@@ -1,0 +1,158 @@
+"""The verdict for a person at a terminal: verdict first, then the divergence, then the table, then what was not
+seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
+
+_STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
+_STATUS = {"equal": "green", "origin": "bold red", "receiver": "red", "unobserved": "yellow"}
+_TITLE = {"equal": "EQUAL", "diverged": "DIVERGED", "not_comparable": "NOT COMPARABLE", "inconclusive": "INCONCLUSIVE"}
+
+
+def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = False) -> None:
+    """Print the whole report. ``every_boundary`` lists equal boundaries one by one instead of in runs."""
+    console.print(_headline(verdict))
+    if verdict.not_comparable:
+        console.print(_mismatches(verdict))
+    if verdict.first_divergence:
+        console.print(_divergence(verdict.first_divergence))
+    if verdict.boundaries:
+        console.print(_table(verdict.boundaries, every_boundary))
+    if verdict.logprobs:
+        console.print(_logprobs(verdict))
+    if verdict.coverage.expected:
+        console.print(_coverage(verdict))
+    if seconds := verdict.evidence.get("seconds"):
+        console.print(Text(_seconds(seconds), style="dim"))
+
+
+def _headline(verdict: Verdict) -> RenderableType:
+    style = _STYLE[verdict.verdict]
+    lines = [Text(verdict.summary)]
+    for role, side in (("rollout", "left"), ("train", "right")):
+        if side in verdict.evidence:
+            lines.append(Text(f"{role:>8}: {_side(verdict.evidence[side])}", style="dim"))
+            for change in verdict.evidence[side]["changed"]:
+                lines.append(Text(f"          changed on purpose: {change}", style="magenta"))
+    return Panel(
+        Group(*lines), title=f"[bold {style}]{_TITLE[verdict.verdict]}", title_align="left", border_style=style
+    )
+
+
+def _side(side: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in side["versions"].items())
+    return f"{side['engine']} ({versions}), TP {side['tensor_parallel']}, {side['dtype']}, {side['phase']}"
+
+
+def _mismatches(verdict: Verdict) -> RenderableType:
+    table = Table(title="Fields that differ", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("field", style="bold")
+    table.add_column("rollout", overflow="fold")
+    table.add_column("train", overflow="fold")
+    for m in verdict.not_comparable:
+        table.add_row(m.field, str(m.left), str(m.right))
+    return table
+
+
+def _divergence(first: FirstDivergence) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
+    grid.add_column()
+    name = Text(first.boundary, style="bold red")
+    if first.role == "interval":
+        grid.add_row("between", Text(" → ".join(first.interval), style="bold red"))
+        grid.add_row("", "all but the last were not observed on both sides: the cause is one of these")
+    else:
+        grid.add_row("boundary", name)
+    index = "" if first.index is None else f", element {first.index}"
+    grid.add_row("first at", f"sample {first.sample}, position {first.position}{index}")
+    if first.left is not None:
+        grid.add_row("values", f"{first.left!r} ({first.left_bits})  against  {first.right!r} ({first.right_bits})")
+    if first.differing is not None:
+        share = 100 * first.differing / max(1, first.elements)
+        grid.add_row("how much", f"{first.differing:,} of {first.elements:,} elements ({share:.1f} %)")
+        grid.add_row("", f"max |difference| {first.max_abs:.3g}, max {first.max_ulp:,} ulp")
+    grid.add_row("rows", f"{first.rows_origin:,} of {first.rows:,} rows differ although all their inputs are equal")
+    before = f"{first.equal_before} boundaries, {first.equal_elements_before:,} elements"
+    grid.add_row("equal before", before)
+    if first.dtypes and first.dtypes[0] != first.dtypes[1]:
+        grid.add_row("dtypes", f"{first.dtypes[0]} against {first.dtypes[1]}")
+    return Panel(grid, title="First divergence", title_align="left", border_style="red")
+
+
+def _table(results: list[BoundaryResult], every: bool) -> RenderableType:
+    table = Table(title="Boundaries, in dataflow order", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("boundary", no_wrap=True)
+    table.add_column("status")
+    for name in ("elements", "differing", "max |diff|", "max ulp"):
+        table.add_column(name, justify="right")
+    for row in _rows(results, every):
+        table.add_row(*row)
+    return table
+
+
+def _rows(results: list[BoundaryResult], every: bool) -> Iterable[tuple[RenderableType, ...]]:
+    for status, group in groupby(results, key=lambda r: r.status):
+        members = list(group)
+        if not every and len(members) > 2 and status in ("equal", "unobserved"):
+            names = f"{members[0].name} … {members[-1].name}"
+            elements = f"{sum(r.elements for r in members):,}"
+            label = Text(f"{len(members)} {status}", style=_STATUS[status])
+            yield Text(names), label, elements if status == "equal" else "–", "0" if status == "equal" else "–", "", ""
+            continue
+        for r in members:
+            yield (Text(r.name), Text(r.status, style=_STATUS[r.status]), *_numbers(r))
+
+
+def _numbers(r: BoundaryResult) -> tuple[str, str, str, str]:
+    if r.status == "unobserved":
+        return "–", "–", "–", "–"
+    if r.differing is None:
+        return f"{r.elements:,}", f"{r.rows_differing:,} rows", "digest", "digest"
+    if not r.differing:
+        return f"{r.elements:,}", "0", "", ""
+    return f"{r.elements:,}", f"{r.differing:,}", f"{r.max_abs:.3g}", f"{r.max_ulp:,}"
+
+
+def _logprobs(verdict: Verdict) -> RenderableType:
+    s = verdict.logprobs
+    assert s is not None
+    style = "green" if not s.mismatch_count else "red"
+    line = Text("Logprobs: ")
+    line.append(f"{s.mismatch_count:,} of {s.compared:,} differ", style=style)
+    if s.mismatch_count:
+        line.append(f"; max |Δ| {s.max_abs_diff:.3g}, mean |Δ| {s.mean_abs_diff:.3g} nats")
+        line.append(f", k1 {s.k1:.3g}, k3 {s.k3:.3g}")
+    return line
+
+
+def _coverage(verdict: Verdict) -> RenderableType:
+    c = verdict.coverage
+    lines = [Text(f"Coverage: {c.observed} of {c.expected} boundaries observed on both sides")]
+    for reason, names in _by_reason(c.unobserved).items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines.append(Text(f"  not observed: {shown} — {reason}", style="yellow"))
+    return Group(*lines)
+
+
+def _by_reason(unobserved: dict[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name, reason in unobserved.items():
+        grouped.setdefault(reason, []).append(name)
+    return grouped
+
+
+def _seconds(seconds: dict[str, float]) -> str:
+    return f"Time: {sum(seconds.values()):.1f} s = " + ", ".join(f"{step} {s:.1f}" for step, s in seconds.items())

@@ -1,0 +1,268 @@
+"""Whole runs: start engines, capture both sides, compare. What the commands do, as functions."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
+from diffcheck.capture.session import EngineSession
+from diffcheck.errors import InputError
+from diffcheck.localize import localize
+from diffcheck.models import built_in_samples, resolve_model
+from diffcheck.overrides import Override, apply_overrides
+from diffcheck.samples import Sample, check_samples, load_samples
+from diffcheck.trace.reader import Trace
+from diffcheck.trace.schema import HEADER
+from diffcheck.verdict import Verdict
+from reference.models.config import ModelConfig
+
+#: Tokens generated a sample when the rollout engine writes the responses.
+GENERATE = 32
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What ``localize`` and ``capture`` share; the command line's options one to one."""
+
+    model: str = "tiny-qwen3"
+    samples: Path | None = None
+    phase: Phase = "decode"
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    tensor_parallel: int = 1
+    profile: str | None = None
+    level: str = "full"
+    layers: tuple[int, int] | None = None
+    generate: int = GENERATE
+    seed: int = 0
+    #: None: the samples' own, else 1.
+    temperature: float | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    overrides: tuple[Override, ...] = ()
+    #: The train side's, where they are not the rollout's.
+    train_phase: Phase | None = None
+    train_tensor_parallel: int | None = None
+    #: Folder for traces and engine logs; None keeps none.
+    keep: Path | None = None
+
+    def of_train(self) -> RunSettings:
+        """The settings of the train side."""
+        return replace(
+            self,
+            phase=self.train_phase or self.phase,
+            tensor_parallel=self.train_tensor_parallel or self.tensor_parallel,
+        )
+
+
+@dataclass
+class Timings:
+    """Wall seconds by step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+
+    def mark(self, step: str) -> None:
+        """Book the time since the last mark (or the start) under ``step``."""
+        now = time.monotonic()
+        self.seconds[step] = round(self.seconds.get(step, 0.0) + now - self._since, 2)
+        self._since = now
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    name: str
+    folder: Path
+    config: ModelConfig
+
+    @classmethod
+    def load(cls, name: str, announce: Callable[[str], None]) -> LoadedModel:
+        folder, config = resolve_model(name, announce)
+        return cls(name, folder, config)
+
+
+def is_trace(name: str) -> bool:
+    """Whether a side is a trace folder rather than an engine."""
+    return name not in ENGINES and (Path(name) / HEADER).exists()
+
+
+def check_side(name: str) -> None:
+    """Raise InputError unless ``name`` is an engine or a trace folder."""
+    if name not in ENGINES and not Path(name).is_dir():
+        known = ", ".join(ENGINES)
+        raise InputError(
+            f"{name!r} is neither an engine nor a trace folder", f"engines: {known}; or a folder of capture"
+        )
+
+
+def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> list[Sample]:
+    """The samples to run: the user's file, or the built-in ones; the latter lose their responses where ``engine`` can
+    write its own.
+
+    Raises:
+        InputError: see `load_samples` and `check_samples`.
+    """
+    if settings.samples is not None:
+        samples = load_samples(settings.samples)
+    else:
+        samples = built_in_samples(model.name, model.folder, model.config)
+        if engine in GENERATING and settings.phase == "decode":
+            samples = [replace(s, response_token_ids=()) for s in samples]
+    generated = engine in GENERATING and settings.phase == "decode"
+    check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=not generated)
+    return samples
+
+
+def engine_options(settings: RunSettings, model: LoadedModel, engine: str, samples: Sequence[Sample]) -> EngineOptions:
+    """How to start ``engine`` for these samples."""
+    c = model.config
+    longest = max(len(s.token_ids) + (0 if s.response_token_ids else settings.generate) for s in samples)
+    if longest > c.max_position_embeddings:
+        limit = c.max_position_embeddings
+        raise InputError(
+            f"a sample of {longest} tokens exceeds the model's {limit} positions", "shorten it or --generate less"
+        )
+    for what, count in (("attention heads", c.num_attention_heads), ("key-value heads", c.num_key_value_heads)):
+        if count % settings.tensor_parallel:
+            raise InputError(
+                f"--tp {settings.tensor_parallel}: {count} {what} cannot be divided by it", "choose a divisor as --tp"
+            )
+    return EngineOptions(
+        engine=engine,
+        model=model.folder,
+        dtype=settings.dtype,
+        tensor_parallel=settings.tensor_parallel,
+        device=settings.device,
+        profile=settings.profile,
+        # Rounded up, so that engines allocate the same for similar samples; one more, so that vLLM may sample after the
+        # last token.
+        max_length=min(c.max_position_embeddings, -(-(longest + 1) // 64) * 64),
+        max_sequences=max(8, min(len(samples), 64)),
+    )
+
+
+def capture_plan(settings: RunSettings, samples: Sequence[Sample], out: Path) -> CapturePlan:
+    """The plan of one side before its overrides.
+
+    Raises:
+        InputError: the samples were drawn at several temperatures, or at another than --temperature.
+    """
+    drawn = {s.temperature for s in samples if s.temperature is not None}
+    if settings.temperature is not None:
+        drawn.add(settings.temperature)
+    if len(drawn) > 1:
+        listed = " and ".join(str(t) for t in sorted(drawn))
+        raise InputError(f"temperatures {listed} in one run", "score samples of one temperature at a time")
+    return CapturePlan(
+        samples=tuple(samples),
+        out=out,
+        phase=settings.phase,
+        level=settings.level,
+        layers=settings.layers,
+        generate=settings.generate,
+        seed=settings.seed,
+        temperature=drawn.pop() if drawn else 1.0,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+    )
+
+
+def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progress, *, overwrite: bool) -> CaptureResult:
+    """``rlk-diff capture``: one engine, one trace. Overrides of either side apply to it.
+
+    Raises:
+        RlkError: anything a user can mend.
+    """
+    model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
+    samples = choose_samples(settings, model, engine)
+    options, plan = apply_overrides(
+        settings.overrides,
+        engine_options(settings, model, engine, samples),
+        replace(capture_plan(settings, samples, out), overwrite=overwrite),
+    )
+    with EngineSession(options, progress, _log(settings, engine, "capture")) as session:
+        return session.capture(plan)
+
+
+def run_localize(settings: RunSettings, rollout: str, train: str, progress: Progress) -> tuple[Verdict, Timings]:
+    """``rlk-diff localize``: both sides, then the verdict.
+
+    The rollout side goes first: its samples, with the responses it wrote, are what the train side scores. Engines start
+    at the same time, because starting is most of what they do.
+
+    Raises:
+        RlkError: anything a user can mend.
+    """
+    timings = Timings()
+    check_side(rollout)
+    check_side(train)
+    with ExitStack() as stack:
+        folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlk-localize-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        left, right = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
+        verdict = localize(Trace(left), Trace(right), progress)
+        timings.mark("compare")
+    verdict.evidence["seconds"] = timings.seconds
+    return verdict, timings
+
+
+def _capture_sides(
+    settings: RunSettings,
+    rollout: str,
+    train: str,
+    folder: Path,
+    progress: Progress,
+    stack: ExitStack,
+    timings: Timings,
+) -> tuple[Path, Path]:
+    sides = {"rollout": rollout, "train": train}
+    live = [side for side, name in sides.items() if not is_trace(name)]
+    if not live:
+        return Path(rollout), Path(train)
+    model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
+    if is_trace(rollout):
+        samples = [Sample.from_json(s) for s in Trace(Path(rollout)).header.samples]
+        check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=True)
+    else:
+        samples = choose_samples(settings, model, rollout)
+    timings.mark("model and samples")
+    sessions, plans = {}, {}
+    for side in live:
+        name = sides[side]
+        out = folder / f"{side}-{name}"
+        own = settings if side == "rollout" else settings.of_train()
+        shutil.rmtree(out, ignore_errors=True)
+        options, plan = apply_overrides(
+            [o for o in settings.overrides if o.side == side and o.field != "swap_tokens"],
+            engine_options(own, model, name, samples),
+            capture_plan(own, samples, out),
+        )
+        sessions[side] = stack.enter_context(EngineSession(options, progress, _log(settings, name, side)))
+        plans[side] = plan
+    traces = {side: Path(name) for side, name in sides.items()}
+    for side in live:
+        sessions[side].wait_ready()
+        timings.mark(f"start {sides[side]}" if rollout != train else f"start {sides[side]} ({side})")
+        # Tokens are swapped only now: the train side's samples are those that the rollout wrote.
+        swaps = [o for o in settings.overrides if o.side == side and o.field == "swap_tokens"]
+        _, plan = apply_overrides(swaps, sessions[side].options, replace(plans[side], samples=tuple(samples)))
+        result = sessions[side].capture(plan)
+        traces[side] = result.trace
+        timings.mark(f"run {sides[side]}" if rollout != train else f"run {sides[side]} ({side})")
+        if side == "rollout":
+            samples = result.samples
+    return traces["rollout"], traces["train"]
+
+
+def _log(settings: RunSettings, engine: str, side: str) -> Path | None:
+    if settings.keep is None:
+        return None
+    settings.keep.mkdir(parents=True, exist_ok=True)
+    return settings.keep / f"{side}-{engine}.log"
