@@ -5,10 +5,11 @@ object record of what the modules really received.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import fields, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,11 +26,14 @@ from reference.models.config import ModelConfig
 OVERRIDABLE = ("rope_theta", "rms_norm_eps")
 
 
-class Taps(AbstractContextManager["Taps"]):
+class Taps:
     """Hooks and wraps on a live model. Leaving the context removes every one of them, in reverse order."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
 
     def output(self, module: Any, function: Callable[[Any], Any]) -> None:
         """The callers of ``module`` get ``function(output)`` in place of ``output``."""
@@ -101,6 +105,51 @@ class LiveInputs:
         return [[self._seen.get((i, p), -1) for p in range(s.forward_length)] for i, s in enumerate(samples)]
 
 
+class Checkpoint(Mapping[str, Any]):
+    """The weights of a model folder by HF name, read one at a time, in the engine's dtype and with bits flipped on
+    purpose.
+
+    Args:
+        dtype: torch dtype.
+
+    Raises:
+        InputError: a flip names a weight or a bit that is not there.
+    """
+
+    def __init__(self, folder: Path, dtype: Any, flips: Sequence[tuple[str, int, int]] = ()) -> None:
+        self._folder, self._dtype, self._flips = folder, dtype, flips
+        self._file: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with _open(path) as handle:
+                self._file.update(dict.fromkeys(handle.keys(), path))
+        for name, _, _ in flips:
+            if name not in self._file:
+                raise InputError(
+                    f"weight flip: {folder} has no weight {name!r}", "give a name of its safetensors files"
+                )
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._file:
+            raise InputError(f"{self._folder}: weight {name} is missing", "save the whole model with safetensors")
+        with _open(self._file[name]) as handle:
+            return flip_bits(name, handle.get_tensor(name).to(self._dtype), self._flips)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: {error}", "the file is damaged: copy the model again") from None
+
+
 def effective_config(config: ModelConfig, options: EngineOptions) -> ModelConfig:
     """``config`` with the overrides of ``options``.
 
@@ -153,16 +202,6 @@ def flip_bits(name: str, tensor: Any, flips: Sequence[tuple[str, int, int]]) -> 
         # The top bit is the sign of the integer type, which has no positive value of its own.
         patterns[index] ^= (1 << bit) if bit < width - 1 else -(1 << bit)
     return tensor
-
-
-def check_flips(flips: Sequence[tuple[str, int, int]], names: Iterator[str] | Sequence[str]) -> None:
-    """Raises:
-    InputError: a flip names a weight that the model does not have.
-    """
-    known = set(names)
-    for name, _, _ in flips:
-        if name not in known:
-            raise InputError(f"weight flip: the model has no weight {name!r}", "use the names of its safetensors files")
 
 
 def live_theta(inv_freq: Any, config: ModelConfig) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray, bits_tensor, row_digests, tensor_bits, uint_type
+from diffcheck.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.boundaries import Boundary
 from diffcheck.capture.interventions import matching
 from diffcheck.capture.plan import CapturePlan
@@ -175,6 +175,10 @@ class Recorder:
         if missing is not None:
             raise EngineError(f"{boundary}: row (sample {missing[0]}, position {missing[1]}) was not seen")
         return np.concatenate(pieces.bits)[order], pieces.dtype
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of what has arrived of each boundary, in order of arrival: ranks that agree have the same ones."""
+        return {name: digest_of_rows(np.concatenate(pieces.digests)) for name, pieces in self._pieces.items()}
 
     def _logical(self, node: Boundary, flat: Any, sharded: bool) -> tuple[UIntArray, str]:
         """Patterns at the global width. An engine may pad the vocabulary: columns past the real width belong to
