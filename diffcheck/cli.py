@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +35,8 @@ app = typer.Typer(
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False
+#: What typer raises for a bad command line, whichever copy of click it uses.
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 _ENGINE_NAMES = ", ".join(ENGINES)
 _Model = Annotated[str, typer.Option("--model", help=f"Hugging Face folder, or {', '.join(BUILT_IN)}.")]
@@ -248,12 +249,12 @@ def _guard(run: Callable[[], Any]) -> int:
     try:
         code = run()
         return int(code) if isinstance(code, int) else int(ExitCode.EQUAL)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except _UsageError as error:
         error.show()
         return int(ExitCode.USAGE)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _errors.print("[yellow]interrupted[/]; nothing half-written is left")
         return 130
     except RlkError as error:

@@ -1,0 +1,45 @@
+# `make localize` and `make test` do all the set-up themselves; running them again costs a second.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.rlk-set-up
+
+.PHONY: help setup localize test test-exhaustive lint format bench-localize bench-reference clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## The environment: both engines on the CPU, linters, test oracles (about 2 minutes, 4 GB)
+
+$(STAMP): requirements/engines-cpu.txt requirements/dev.txt pyproject.toml tools/setup.sh
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV)
+	@touch $@
+
+localize: $(STAMP) ## Name the first boundary at which real vLLM and real Megatron-core diverge
+	@$(BIN)/rlk-diff localize $(ARGS); code=$$?; [ $$code -eq 0 ] || [ $$code -eq 1 ] || exit $$code
+
+test: $(STAMP) ## Lint, types and the default tests
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -m "not exhaustive" $(ARGS)
+
+test-exhaustive: $(STAMP) ## All 2^32 inputs and other hour-long proofs; resumes where it stopped
+	$(BIN)/python -m tests.reference.exhaustive $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Put the code into ruff's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-localize: $(STAMP) ## Time of localize, throughput of compare, cost of capture
+	$(BIN)/python -m diffcheck.benchmarks $(ARGS)
+
+bench-reference: $(STAMP) ## Speed of the specification on one core, against named peers
+	$(BIN)/python -m reference.benchmarks $(ARGS)
+
+clean: ## Remove the environment
+	rm -rf $(VENV)
