@@ -3,3 +3,8 @@
 No module here imports an engine or torch, and none uses `np.sum`, `np.dot` or a BLAS inside specified arithmetic:
 the order of every addition is written out.
 """
+
+from reference import contract, operators
+from reference.contract import profile, space
+
+__all__ = ["contract", "operators", "profile", "space"]

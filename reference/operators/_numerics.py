@@ -1,0 +1,147 @@
+"""The names that contract fields carry, and the arithmetic behind each: formats, primitives, row orders, matrix units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import mpmath
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.checks import Float32Array
+from reference.dot import UNITS, dot
+from reference.formats import FORMATS
+from reference.primitives import PRIMITIVES, RopeTable, rope_table
+from reference.primitives.correctly_rounded import round_mpmath, round_with_ziv_test
+from reference.reductions import REDUCTIONS
+from reference.rounding import Overflow, round_to
+
+EXPS = tuple(PRIMITIVES["exp"])
+LOGS = tuple(PRIMITIVES["log"])
+RSQRTS = tuple(PRIMITIVES["rsqrt"])
+SILUS = (*PRIMITIVES["silu"], "x * sigmoid(x)")
+
+#: Ways to make the RoPE table: ``rlk`` is correctly rounded throughout; ``float32-pow`` takes 1 / theta^(2i/d) with
+#: every step rounded to float32, as PyTorch code does.
+TABLES = ("rlk", "float32-pow")
+
+#: Orders of a row sum: name -> (function, its parameters).
+_ROW_SUMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lanes-tree-256": ("lanes-tree", {"lanes": 256}),
+    "lanes-tree-64": ("lanes-tree", {"lanes": 64}),
+    "lanes-tree-1024": ("lanes-tree", {"lanes": 1024}),
+    "chain": ("chain", {}),
+    "warp-shuffle-32x8": ("warp-shuffle", {"warp": 32, "warps": 8}),
+    "warp-shuffle-32x32": ("warp-shuffle", {"warp": 32, "warps": 32}),
+    "warp-shuffle-64x4": ("warp-shuffle", {"warp": 64, "warps": 4}),
+    "warp-shuffle-64x16": ("warp-shuffle", {"warp": 64, "warps": 16}),
+    "vector-8x1": ("strided-vector", {"width": 8, "registers": 1}),
+    "vector-16x1": ("strided-vector", {"width": 16, "registers": 1}),
+    "vector-16x4": ("strided-vector", {"width": 16, "registers": 4}),
+}
+ROW_ORDERS = tuple(_ROW_SUMS)
+
+UNIT_NAMES = tuple(UNITS)
+
+quiet = partial(np.errstate, all="ignore")
+
+
+def narrow(x: Float32Array, fmt: str, overflow: str = "infinity") -> Float32Array:
+    """``x`` rounded to nearest even to the format named ``fmt``."""
+    if fmt == "float32":
+        return x
+    policy: Overflow = overflow  # type: ignore[assignment]
+    return round_to(x, FORMATS[fmt], overflow=policy)
+
+
+def row_sum(x: Float32Array, order: str) -> Float32Array:
+    """Sum over the last axis in the named order; +0 for an empty axis."""
+    if x.shape[-1] == 0:
+        return np.zeros(x.shape[:-1], np.float32)
+    name, parameters = _ROW_SUMS[order]
+    return REDUCTIONS[name](x, **parameters)
+
+
+def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float32Array:
+    """Sum of squares over the last axis; ``square`` is "fma" or "mul_add", of which the latter rounds squares to ``fmt``."""
+    if square == "mul_add":
+        return row_sum(narrow(x * x, fmt), order)
+    name, parameters = _ROW_SUMS[order]
+    return REDUCTIONS[name](x, step="square", **parameters)
+
+
+def unit_dot(a: Float32Array, b: Float32Array, c: Float32Array | None, unit: str, fmt: str) -> Float32Array:
+    """c + a @ b on the named matrix unit, operands in ``fmt``."""
+    return dot(a, b, c, unit=unit, input_format=fmt)
+
+
+def require_unit(unit: str, fmt: str, operator: str) -> None:
+    """Raise ValueError if the matrix unit has no instruction for operands in ``fmt``."""
+    if fmt not in UNITS[unit].input_formats:
+        allowed = ", ".join(UNITS[unit].input_formats)
+        raise ValueError(
+            f"{operator}: domain.input {fmt} is impossible with primitives.unit {unit}, which takes {allowed}"
+        )
+
+
+def unit_for(unit: str, fmt: str) -> str:
+    """``unit`` if it takes operands in ``fmt``, else the portable ``fma32-seq``."""
+    return unit if fmt in UNITS[unit].input_formats else "fma32-seq"
+
+
+def exp(x: Float32Array, name: str) -> Float32Array:
+    """The named exponential."""
+    return PRIMITIVES["exp"][name](x)
+
+
+def log(x: Float32Array, name: str) -> Float32Array:
+    """The named natural logarithm."""
+    return PRIMITIVES["log"][name](x)
+
+
+def rsqrt(x: Float32Array, name: str) -> Float32Array:
+    """The named reciprocal square root."""
+    return PRIMITIVES["rsqrt"][name](x)
+
+
+def silu(x: Float32Array, name: str) -> Float32Array:
+    """The named SiLU."""
+    if name == "x * sigmoid(x)":
+        return x * PRIMITIVES["sigmoid"]["rlk"](x)
+    return PRIMITIVES["silu"][name](x)
+
+
+#: Exponentials of attention: name -> (base, function of x <= 0).
+ATTENTION_EXPS: dict[str, tuple[str, Callable[[Float32Array], Float32Array]]] = {
+    "exp2-nonpositive": ("2", PRIMITIVES["exp2_nonpositive"]["rlk"]),
+    "exp2": ("2", PRIMITIVES["exp2"]["rlk"]),
+    "exp2-correctly-rounded": ("2", PRIMITIVES["exp2"]["correctly-rounded"]),
+    "exp": ("e", PRIMITIVES["exp"]["rlk"]),
+    "exp-correctly-rounded": ("e", PRIMITIVES["exp"]["correctly-rounded"]),
+}
+
+
+def trigonometric_table(
+    positions: NDArray[np.int64], head_dim: int, theta: float, name: str
+) -> tuple[Float32Array, Float32Array]:
+    """Float32 cosines and sines, [tokens, head_dim / 2], by the named construction."""
+    rows = 64
+    while rows <= int(positions.max(initial=0)):
+        rows *= 2
+    table = _full_table(rows, head_dim, theta, name)
+    return table.cos[positions], table.sin[positions]
+
+
+@lru_cache(maxsize=8)
+def _full_table(rows: int, head_dim: int, theta: float, name: str) -> RopeTable:
+    if name == "rlk":
+        return rope_table(rows, head_dim, theta)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = [round_mpmath(lambda y: mpmath.power(theta, y), float(exponent)) for exponent in exponents]
+    inv_freq = np.float32(1) / np.array(powers, np.float32)
+    angle = np.arange(rows, dtype=np.float32)[:, None] * inv_freq[None, :]
+    exact = angle.astype(np.float64)
+    cos = round_with_ziv_test(np.cos(exact), angle, mpmath.cos)
+    return RopeTable(cos, round_with_ziv_test(np.sin(exact), angle, mpmath.sin))
