@@ -16,6 +16,7 @@ from diffcheck.boundaries import Boundary
 from diffcheck.capture.interventions import matching
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.errors import EngineError
+from diffcheck.trace.schema import ALWAYS_STORED
 from diffcheck.trace.writer import TraceWriter
 
 IntArray = npt.NDArray[np.int64]
@@ -156,7 +157,7 @@ class Recorder:
                 self.unobserved[name] = f"row (sample {missing[0]}, position {missing[1]}) was not seen"
                 continue
             digests = np.concatenate(pieces.digests)[order]
-            stored = self._stored_rows(order.size)
+            stored = None if name in ALWAYS_STORED else self._stored_rows(order.size)
             values = np.concatenate(pieces.bits)[order] if pieces.bits else None
             if values is not None and stored is not None:
                 values = values[stored]
@@ -220,7 +221,7 @@ class Recorder:
         pieces.sample.append(rows.sample)
         pieces.position.append(rows.position)
         pieces.digests.append(row_digests(bits, dtype))
-        if self.plan.level != "digest" or node.name == "logprobs":
+        if self.plan.level != "digest" or node.name in ALWAYS_STORED:
             pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
 
     def _planned(self, node: Boundary, rows: Rows) -> npt.NDArray[np.bool_]:

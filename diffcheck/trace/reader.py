@@ -130,7 +130,7 @@ class Trace:
                         boundary, f"stored shape {tuple(view.get_shape())} for {(rows.size, entry.shape[1])}"
                     )
                 for start in range(0, rows.size, step):
-                    bits = view[start : start + step]
+                    bits = view[start : min(start + step, rows.size)]
                     if bits.dtype != kind:
                         raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(kind)}")
                     block = rows[start : start + step]

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from diffcheck.bits import UIntArray, digest_of_rows, row_digests
 from diffcheck.errors import TraceError
-from diffcheck.trace.schema import HEADER, BoundaryEntry, Header
+from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.
 FLUSH_BYTES = 256 << 20
@@ -57,7 +57,10 @@ class TraceWriter:
             stored: at level "sampled", the row numbers whose patterns are kept.
         """
         digests = row_digests(bits, dtype)
-        values = None if self.level == "digest" else bits if stored is None else bits[stored]
+        if name in ALWAYS_STORED:
+            values, stored = bits, None
+        else:
+            values = None if self.level == "digest" else bits if stored is None else bits[stored]
         self.put_digests(name, digests, dtype, bits.shape[1], values, stored)
 
     def put_digests(
