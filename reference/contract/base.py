@@ -38,12 +38,12 @@ class Choice:
     """What one contract field may be.
 
     values: every allowed value, the default first.
-    phrase: a verb phrase about the operator, with ``{value}``, or one phrase per value (``diff`` and ``show`` print it).
+    phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
     equivalent: why some value never changes a bit ("" if every change shows on some input).
     """
 
     values: tuple[Value, ...]
-    phrase: str | Mapping[Value, str]
+    phrase: str | Mapping[Any, str]
     equivalent: str = ""
 
     def words(self, value: Value) -> str:
@@ -52,7 +52,7 @@ class Choice:
         return text.format(value=value)
 
 
-def choice(values: Sequence[Value], phrase: str | Mapping[Value, str], equivalent: str = "") -> Any:
+def choice(values: Sequence[Value], phrase: str | Mapping[Any, str], equivalent: str = "") -> Any:
     """Declare a contract field: the first of ``values`` is the default. See :class:`Choice`."""
     return dataclasses.field(default=values[0], metadata={"choice": Choice(tuple(values), phrase, equivalent)})
 
@@ -97,10 +97,9 @@ class Contract:
 
     def __post_init__(self) -> None:
         for group, expected in group_types(type(self)).items():
-            if type(getattr(self, group)) is not expected:
-                raise TypeError(
-                    f"{self.operator}: {group} must be a {expected.__qualname__}, got {type(getattr(self, group)).__qualname__}"
-                )
+            given = type(getattr(self, group))
+            if given is not expected:
+                raise TypeError(f"{self.operator}: {group} must be a {expected.__qualname__}, got {given.__qualname__}")
         for path, allowed in fields(type(self)).items():
             _check_value(self.operator, path, self.get(path), allowed)
         self.check()

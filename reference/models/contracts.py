@@ -55,7 +55,7 @@ def resolve_contracts(config: ModelConfig, profile: Profile, dtype: str, overrid
     """Boundary -> contract: the profile's for ``dtype``, changed by every override whose pattern matches.
 
     Raises:
-        ValueError: a pattern that matches no boundary, a field that the operator there lacks, or a value it cannot take.
+        ValueError: a pattern that matches no boundary, a field the operator there lacks, or a value it cannot take.
     """
     sites = dict(operator_sites(config))
     base = {operator: profile.contract(operator, dtype) for operator in set(sites.values())}

@@ -1,6 +1,6 @@
 """Forward of a dense decoder (Qwen3, Qwen2, Llama) made of the reference operators, over a paged KV cache.
 
-Prefill and decode run the same layers on different sets of rows: prefill feeds whole prompts (or chunks of them), decode
+Prefill and decode run the same layers on different sets of rows: prefill feeds whole prompts, or chunks of them, decode
 one token per sequence and step. Every boundary passes through an observer, which may replace it.
 """
 
@@ -114,7 +114,7 @@ class Qwen3:
             total = ops.residual_add(branch, stream, self.contracts[residual_name])
             added = self._see(residual_name, rows, total)
             if contract.rounding.sum == "float32" and added is total:
-                # the fused form of engines normalises the sum before the stream's rounding; a replaced sum is used as it is
+                # engines that fuse add and norm see an unrounded sum; a sum that an observer replaced is taken as it is
                 return added, self._see(name, rows, ops.rms_norm(branch, weight, epsilon, contract, stream).output)
         return added, self._see(name, rows, ops.rms_norm(added, weight, epsilon, contract).output)
 
@@ -232,7 +232,7 @@ def forward(
     """Score given sequences: the log-probability of every token after each prompt.
 
     ``prefill`` feeds whole sequences at once (or ``chunk`` tokens of each at a time); ``decode`` prefills prompts, then
-    feeds one token of every unfinished sequence per step. The last token of a sequence is never fed: nothing follows it.
+    feeds one token of each unfinished sequence per step. The last token of a sequence is never fed: nothing follows.
     All forms have the same bits under a strict profile.
 
     Args:
@@ -244,7 +244,7 @@ def forward(
         block_tables: pages of each sequence; None deals them out interleaved and out of order.
 
     Raises:
-        ValueError: a token outside the vocabulary, a sequence too short or too long, a prompt length out of range, a block
+        ValueError: a token outside the vocabulary, a sequence too short or long, a prompt length out of range, a block
             table that is too short, shares pages or points outside the cache; and what :class:`Qwen3` raises.
     """
     model = Qwen3(weights, config, profile, dtype, tensor_parallel, overrides or {}, observe)

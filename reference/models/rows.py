@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -37,7 +38,7 @@ class Rows:
     def by_sample(self) -> Iterator[tuple[int, slice]]:
         """(sample, its rows) for every sample of the step."""
         edges = [0, *(np.flatnonzero(np.diff(self.sample)) + 1).tolist(), len(self)]
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in itertools.pairwise(edges):
             yield int(self.sample[first]), slice(first, last)
 
 

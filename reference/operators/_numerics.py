@@ -1,4 +1,4 @@
-"""The names that contract fields carry, and the arithmetic behind each: formats, primitives, row orders, matrix units."""
+"""The names that contract fields carry, and the arithmetic behind each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def row_sum(x: Float32Array, order: str) -> Float32Array:
 
 
 def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float32Array:
-    """Sum of squares over the last axis; ``square`` is "fma" or "mul_add", of which the latter rounds squares to ``fmt``."""
+    """Sum of squares over the last axis; ``square`` is "fma", or "mul_add", which rounds squares to ``fmt``."""
     if square == "mul_add":
         return row_sum(narrow(x * x, fmt), order)
     name, parameters = _ROW_SUMS[order]

@@ -108,9 +108,11 @@ def _opens_split(
     if kind == "none":
         return np.zeros(first.shape, np.bool_)
     if kind == "fixed":
-        return (here > first_block) & (start % int(size) == 0)
+        starts: NDArray[np.bool_] = (here > first_block) & (start % int(size) == 0)
+        return starts
     per_split = -(-(end_block - first_block) // int(size))
-    return (here > first_block) & ((here - first_block) % per_split == 0)
+    starts = (here > first_block) & ((here - first_block) % per_split == 0)
+    return starts
 
 
 def _read(kv: KeyValues, start: int, stop: int) -> tuple[Float32Array, Float32Array]:

@@ -32,7 +32,7 @@ class Domain(Group):
     input: str = choice(
         ("bfloat16", "float16", "float32"),
         "multiplies {value} queries and keys",
-        equivalent="operands outside the format are refused, so only a matrix unit that treats formats apart can differ",
+        equivalent="operands outside the format are refused; only a matrix unit that treats formats apart can differ",
     )
     mask: str = choice(
         ("causal", "full"),
@@ -226,8 +226,8 @@ def attention(
         float32, [tokens, heads, head_dim].
 
     Raises:
-        TypeError, ValueError: dtype, shape or byte order of an argument; a position without key; a window below 1; heads
-            that do not divide; a query that sees no key.
+        TypeError, ValueError: dtype, shape or byte order of an argument; a position without key; a window below 1;
+            heads that do not divide; a query that sees no key.
     """
     q = float_array(q, "q", "tokens, heads, head_dim")
     tokens, heads, head_dim = q.shape

@@ -185,8 +185,9 @@ class PagedKeyValues:
 
     def slots(self, start: int, stop: int) -> NDArray[np.int64]:
         """Cache slots of tokens [start, stop)."""
-        token = np.arange(start, stop)
-        return self._table[token // self._cache.page_size] * self._cache.page_size + token % self._cache.page_size
+        block, offset = np.divmod(np.arange(start, stop), self._cache.page_size)
+        slots: NDArray[np.int64] = self._table[block] * self._cache.page_size + offset
+        return slots
 
     def read(self, start: int, stop: int) -> tuple[Float32Array, Float32Array]:
         if not 0 <= start <= stop <= self._length:

@@ -1,4 +1,4 @@
-"""Linear projection (column parallel: an output does not depend on its neighbours, so a rank calls it with its rows)."""
+"""Linear projection, whole or column parallel: outputs are independent, so a rank calls it with its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Domain(Group):
         "bfloat16",
         "multiplies float32 operands",
         "multiplies {value} operands",
-        equivalent="operands outside the format are refused, so only a matrix unit that treats formats apart can differ",
+        equivalent="operands outside the format are refused; only a matrix unit that treats formats apart can differ",
     )
 
 
@@ -124,8 +124,8 @@ def linear(
         float32, [tokens, outputs].
 
     Raises:
-        TypeError, ValueError: dtype, shape or byte order of an argument; a value that is not one of the contract's input
-            format; inputs not a multiple of the number of segments.
+        TypeError, ValueError: dtype, shape or byte order of an argument; a value outside the contract's input format;
+            inputs not a multiple of the number of segments.
     """
     return finish(segment_sum(x, weight, contract, contract.partition.segments, bias), contract, bias)
 
@@ -133,7 +133,7 @@ def linear(
 def segment_sum(
     x: Float32Array, weight: Float32Array, contract: LinearContract, segments: int, bias: Float32Array | None = None
 ) -> Float32Array:
-    """The float32 sum over k, in ``segments`` segments, neither rounded nor (unless it starts the sum) with its bias."""
+    """The float32 sum over k in ``segments`` segments, not rounded; the bias is in it only if the sum starts there."""
     x = float_array(x, "x", "tokens, inputs")
     inputs = x.shape[1]
     weight = float_array(weight, "weight", f"outputs, inputs={inputs}")

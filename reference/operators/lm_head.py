@@ -1,4 +1,4 @@
-"""Projection of the final hidden state onto the vocabulary: a column-parallel linear layer with its own output format."""
+"""Projection onto the vocabulary: a column-parallel linear layer with an output format of its own."""
 
 from __future__ import annotations
 

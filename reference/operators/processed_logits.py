@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -103,12 +104,13 @@ def processed_logits(
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: must be above 0 and at most 1, or None, got {top_p!r}")
     scaled = narrow(_scale(logits, np.float32(temperature), contract), contract.rounding.output)
-    filters = [(top_k, _top_k_mask), (top_p if top_p != 1 else None, _top_p_mask)]
-    if contract.order.filters == "top_p_top_k":
-        filters.reverse()
-    for setting, mask in filters:
-        if setting is not None:
-            scaled = np.where(mask(scaled, setting, contract), scaled, np.float32(-np.inf))  # type: ignore[operator]
+    masks: list[Callable[[Float32Array], NDArray[np.bool_]]] = []
+    if top_k is not None:
+        masks.append(lambda x: _top_k_mask(x, top_k, contract))
+    if top_p is not None and top_p < 1:
+        masks.append(lambda x: _top_p_mask(x, top_p, contract))
+    for mask in masks if contract.order.filters == "top_k_top_p" else reversed(masks):
+        scaled = np.where(mask(scaled), scaled, np.float32(-np.inf))
     return scaled
 
 

@@ -16,10 +16,10 @@ class QkNormContract(Contract):
     """y[t, h] = x[t, h] * rsqrt(mean(x[t, h]^2) + epsilon) * weight"""
 
     operator: ClassVar[str] = "qk_norm"
-    order: Order = Order()
-    precision: Precision = Precision()
-    rounding: NormRounding = NormRounding()
-    primitives: Primitives = Primitives()
+    order: Order = Order()  # noqa: RUF009 - frozen
+    precision: Precision = Precision()  # noqa: RUF009 - frozen
+    rounding: NormRounding = NormRounding()  # noqa: RUF009 - frozen
+    primitives: Primitives = Primitives()  # noqa: RUF009 - frozen
 
     def check(self) -> None:
         check_product(self)

@@ -18,8 +18,8 @@ class ReduceScatterContract(Contract):
     """y[rank] = chunk number rank of the first axis of (sum over ranks of x)"""
 
     operator: ClassVar[str] = "reduce_scatter"
-    order: Order = Order()
-    rounding: Rounding = Rounding()
+    order: Order = Order()  # noqa: RUF009 - frozen
+    rounding: Rounding = Rounding()  # noqa: RUF009 - frozen
 
 
 def reduce_scatter(partials: Sequence[Float32Array], contract: ReduceScatterContract) -> list[Float32Array]:
