@@ -24,10 +24,12 @@ class _Replies:
     def __init__(self) -> None:
         self._stream = os.fdopen(int(os.environ["RLK_REPLY_FD"]), "w", buffering=1)
         self._speaks = int(os.environ.get("RANK", "0")) == 0
+        #: Number of the request being answered, so that a late answer is not taken for that of the next one.
+        self.request = 0
 
     def send(self, message: dict[str, Any]) -> None:
         if self._speaks or "error" in message:
-            self._stream.write(json.dumps(message) + "\n")
+            self._stream.write(json.dumps({**message, "request": self.request}) + "\n")
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.send({"progress": [what, done, total]})
@@ -40,6 +42,7 @@ def main() -> None:
     try:
         for line in sys.stdin:
             request = json.loads(line)
+            replies.request += 1
             try:
                 if "open" in request:
                     adapter = open_adapter(EngineOptions.from_json(request["open"]), replies.progress)
