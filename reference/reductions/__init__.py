@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from reference.checks import Float32Array
 from reference.reductions.blocked import blocked
+from reference.reductions.cascade import cascade
 from reference.reductions.chain import chain
 from reference.reductions.lanes_tree import lanes_tree
 from reference.reductions.segments_tree import segments_tree
@@ -18,6 +19,7 @@ from reference.reductions.warp_shuffle import warp_shuffle
 #: Every order by the name that a contract carries.
 REDUCTIONS: dict[str, Callable[..., Float32Array]] = {
     "chain": chain,
+    "cascade": cascade,
     "lanes-tree": lanes_tree,
     "segments-tree": segments_tree,
     "blocked": blocked,
@@ -30,6 +32,7 @@ __all__ = [
     "REDUCTIONS",
     "binary_counter",
     "blocked",
+    "cascade",
     "chain",
     "halving_tree",
     "lanes_tree",
