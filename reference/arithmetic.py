@@ -20,8 +20,12 @@ from numpy.typing import NDArray
 
 from reference.checks import Float32Array, require_choice, require_float32
 
+Float64Array = NDArray[np.float64]
 Flush = Literal["keep", "inputs", "outputs", "both"]
 FLUSHES: tuple[str, ...] = get_args(Flush)
+
+#: An operand of the unchecked functions: float32 values, as float32 or as float64.
+Operand = Float32Array | Float64Array | np.float32
 
 #: Smallest normal magnitude of binary32.
 MIN_NORMAL = np.float32(2.0**-126)
@@ -112,47 +116,55 @@ def _maximum(a: Float32Array, b: Float32Array) -> Float32Array:
     return np.where((a == 0) & (b == 0), a + b, larger)
 
 
-def fused_multiply_add(a: Float32Array, b: Float32Array, c: Float32Array) -> Float32Array:
+def fused_multiply_add(a: Operand, b: Operand, c: Operand) -> Float32Array:
     """FMA without argument checks, for inner loops; call it inside `np.errstate(all="ignore")`.
 
-    The product is exact in float64, so only one rounding precedes the cast. It can change the result only where the
-    float64 sum lies on a boundary between two float32 values: there it is redone by `fma_round_to_odd`.
+    Operands hold float32 values, as float32 or, converted once by the caller, as float64.
+
+    The product is exact in float64, so only one rounding precedes the conversion. It can change the result only where
+    the float64 sum lies on a boundary between two float32 values: there it is redone by `fma_round_to_odd`.
     """
-    total = np.multiply(a, b, dtype=np.float64)
-    total = np.add(total, c, dtype=np.float64)
+    total = np.asarray(np.multiply(a, b, dtype=np.float64))
+    total = np.asarray(np.add(total, c, dtype=np.float64))
     result = total.astype(np.float32)
     doubtful = _near_float32_boundary(total)
     if doubtful.any():
         a, b, c = np.broadcast_arrays(a, b, c)
-        fixed = fma_round_to_odd(a[doubtful], b[doubtful], c[doubtful])
-        if result.ndim == 0:
-            return fixed.reshape(())
-        result[doubtful] = fixed
+        result[doubtful] = fma_round_to_odd(a[doubtful], b[doubtful], c[doubtful])
     return result
 
 
-def _near_float32_boundary(total: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _near_float32_boundary(total: Float64Array) -> NDArray[np.bool_]:
     """Where rounding `total` to float32 could differ from rounding the value that `total` was itself rounded from."""
-    u = np.asarray(total).view(np.uint64)
-    halfway = (u & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    # below the normal range the boundaries sit elsewhere: always redo; a zero sum is exact, and wraps out of the test
-    magnitude = u & np.uint64(0x7FFFFFFFFFFFFFFF)
-    tiny = (magnitude - np.uint64(1)) < np.uint64(0x3810000000000000 - 1)
-    return halfway | tiny
+    # in the normal range a boundary is a one followed by 28 zeros in the last 29 bits
+    doubtful = np.asarray(total.view(np.uint64) << np.uint64(35) == np.uint64(1 << 63))
+    magnitude = np.abs(total)
+    if not magnitude.min(initial=np.inf) >= MIN_NORMAL:
+        # below it the boundaries sit elsewhere: redo all; a zero sum is exact
+        doubtful |= (magnitude < MIN_NORMAL) & (magnitude != 0)
+    return doubtful
 
 
-def fma_round_to_odd(a: Float32Array, b: Float32Array, c: Float32Array) -> Float32Array:
-    """FMA that is correct for every input: float64 product (exact), sum rounded to odd, cast to float32."""
+def fma_round_to_odd(a: Operand, b: Operand, c: Operand) -> Float32Array:
+    """FMA that is correct for every input: float64 product (exact), sum rounded to odd, rounded to float32."""
     with np.errstate(all="ignore"):
-        product = np.multiply(a, b, dtype=np.float64)
-        addend = np.asarray(c, np.float64)
-        total = np.asarray(product + addend)
-        # Knuth's TwoSum: `error` is exactly product + addend - total
-        shadow = total - product
-        error = (product - (total - shadow)) + (addend - shadow)
-        u = total.view(np.int64)
-        inexact_even = (error != 0) & ((u & 1) == 0) & np.isfinite(total)
-        # integer order follows magnitude, so a step toward a positive error is +1 for positive totals, -1 for negative
-        step = np.where((error > 0) == (u >= 0), 1, -1)
-        odd = u + np.where(inexact_even, step, 0)
-        return odd.view(np.float64).astype(np.float32)
+        product = np.asarray(np.multiply(a, b, dtype=np.float64))
+        return add_round_to_odd(product, np.asarray(c, np.float64)).astype(np.float32)
+
+
+def two_sum(x: Float64Array, y: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """x + y rounded to float64, and its exact error (Knuth's TwoSum)."""
+    total = np.asarray(x + y)
+    shadow = total - x
+    return total, (x - (total - shadow)) + (y - shadow)
+
+
+def add_round_to_odd(x: Float64Array, y: Float64Array) -> Float64Array:
+    """x + y in float64, truncated, with the last bit set when it is inexact: safe to round again to float32."""
+    total, error = two_sum(x, y)
+    u = total.view(np.int64)
+    inexact_even = (error != 0) & ((u & 1) == 0) & np.isfinite(total)
+    # integer order follows magnitude, so a step toward a positive error is +1 for positive totals, -1 for negative
+    step = np.where((error > 0) == (u >= 0), 1, -1)
+    odd: Float64Array = (u + np.where(inexact_even, step, 0)).view(np.float64)
+    return odd

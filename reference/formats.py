@@ -123,8 +123,8 @@ def decode_scalar(code: int, fmt: Format) -> float:
         return sign * float("inf") if is_infinity else float("nan")
     exponent, mantissa = divmod(magnitude, 1 << fmt.mantissa_bits)
     if exponent == 0:
-        return sign * mantissa * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
-    return sign * (2**fmt.mantissa_bits + mantissa) * 2.0 ** (exponent - fmt.bias - fmt.mantissa_bits)
+        return sign * float(mantissa) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+    return sign * float(2**fmt.mantissa_bits + mantissa) * 2.0 ** (exponent - fmt.bias - fmt.mantissa_bits)
 
 
 def decode(bits: NDArray[Any], fmt: Format) -> Float32Array:

@@ -107,15 +107,15 @@ def _increment(
     """Whether to add one to the kept integer significand."""
     odd = np.fmod(kept, 2.0) == 1
     if mode == "rne":
-        return (fraction > 0.5) | ((fraction == 0.5) & odd)
+        return np.asarray((fraction > 0.5) | ((fraction == 0.5) & odd))
     if mode == "rtz":
         return np.zeros(np.shape(kept), np.bool_)
     if mode == "rna":
-        return fraction >= 0.5
+        return np.asarray(fraction >= 0.5)
     if mode == "odd":
-        return (fraction > 0) & ~odd
+        return np.asarray((fraction > 0) & ~odd)
     assert random_bits is not None
-    return np.floor(fraction * 2.0**STOCHASTIC_BITS) + random_bits >= 2.0**STOCHASTIC_BITS
+    return np.asarray(np.floor(fraction * 2.0**STOCHASTIC_BITS) + random_bits >= 2.0**STOCHASTIC_BITS)
 
 
 def _overflowed(x: NDArray[np.float64], fmt: Format, mode: Mode, overflow: Overflow) -> NDArray[np.float64]:

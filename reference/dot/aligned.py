@@ -1,7 +1,7 @@
 """Sums of products aligned to a common exponent and truncated: what the fused dot units of CDNA3 and NVIDIA share.
 
 Significands are not normalised after a multiplication: a product of exponents ea and eb has exponent ea + eb and a
-significand in [1, 4). All arithmetic here is exact in float64: aligned products are integers below 2^33.
+significand in [1, 4). All arithmetic here is exact: an aligned and truncated product is an integer below 2^27.
 
 Source: Xie et al. 2025, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores".
 """
@@ -14,55 +14,82 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.arithmetic import Float64Array
 from reference.checks import Float32Array
-from reference.formats import Format
+from reference.dot.extent import extent
+from reference.dot.tiles import tiles
+from reference.formats import FLOAT32, Format
 
-Float64Array = NDArray[np.float64]
 Exponents = NDArray[np.int16]
 
 #: Exponent of a zero operand: a zero product takes no part in the maximum.
 ZERO_EXPONENT = -4096
-#: Rows and columns of an output tile: its float64 arrays stay in the L2 cache.
-TILE = (64, 128)
+#: Products between these exponents can be aligned in float32: what underflows there would be truncated anyway.
+MODERATE = (-90, 100)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a tile, K first: values, exponents, and the finite values (non-finite ones as zero)."""
+    """One operand of a tile, K first, filled up by zeros to a multiple of the group."""
 
-    #: float64 [K, rows or columns].
-    values: Float64Array
+    #: float32 [K, rows or columns].
+    values: Float32Array
+    #: The same with non-finite values replaced by zero.
+    finite: Float32Array
     #: int16, the same shape: exponent, clamped from below at the format's smallest normal exponent.
     exponents: Exponents
-    #: float64, the same shape.
-    finite: Float64Array
-    #: Whether `finite` is `values`.
-    all_finite: bool
 
-    def group(self, start: int, size: int) -> Operand:
-        """`size` consecutive k from `start`."""
-        k = slice(start, start + size)
-        return Operand(self.values[k], self.exponents[k], self.finite[k], self.all_finite)
+    def take(self, k: slice) -> Operand:
+        """The operand of some k only."""
+        return Operand(self.values[k], self.finite[k], self.exponents[k])
 
 
 def operand(x: Float32Array, fmt: Format, group: int) -> Operand:
-    """Prepare `x` [K, n], with K filled up by zeros to a multiple of `group`."""
-    values = np.zeros((x.shape[0] + -x.shape[0] % group, x.shape[1]), np.float64)
+    """Prepare `x` [K, n]."""
+    values = np.zeros((x.shape[0] + -x.shape[0] % group, x.shape[1]), np.float32)
     values[: x.shape[0]] = x
     is_finite = np.isfinite(values)
-    finite = np.where(is_finite, values, 0.0)
-    return Operand(values, exponents(finite, fmt), finite, bool(is_finite.all()))
+    finite = values if is_finite.all() else np.where(is_finite, values, np.float32(0))
+    own = np.maximum(exponents(finite), np.int16(fmt.min_exponent))
+    own[finite == 0] = ZERO_EXPONENT
+    return Operand(values, finite, own)
 
 
-def exponents(x: NDArray[np.floating], fmt: Format) -> Exponents:
-    """floor(log2 |x|) of finite values, at least the smallest normal exponent of `fmt`; `ZERO_EXPONENT` for zeros."""
-    exponent = np.maximum(np.frexp(x)[1] - 1, fmt.min_exponent)
-    return np.where(x == 0, ZERO_EXPONENT, exponent).astype(np.int16)
+def operand_tiles(
+    a: Float32Array, b: Float32Array, fmt: Format, group: int
+) -> Iterator[tuple[slice, slice, Operand, Operand]]:
+    """Rows, columns and the two operands of every output tile of a [M, K] @ b [K, N]."""
+    left: dict[int, Operand] = {}
+    previous, right = slice(0, 0), operand(b[:, :0], fmt, group)
+    for rows, columns in tiles(a.shape[0], b.shape[1]):
+        if rows.start not in left:
+            left[rows.start] = operand(a[rows].T, fmt, group)
+        if columns != previous:
+            previous, right = columns, operand(b[:, columns], fmt, group)
+        yield rows, columns, left[rows.start], right
 
 
-def power_of_two(n: NDArray[np.integer]) -> Float64Array:
+def groups(k: int, size: int) -> Iterator[slice]:
+    """Slices of `size` consecutive k that cover `k`, the last one up to the fill."""
+    for first in range(0, k, size):
+        yield slice(first, first + size)
+
+
+def exponents(x: Float32Array) -> Exponents:
+    """floor(log2 |x|) of finite float32 values, -126 for subnormals and zeros."""
+    field = (x.view(np.uint32) >> np.uint32(23)).astype(np.int16)
+    field &= np.int16(0xFF)
+    np.maximum(field, np.int16(1), out=field)
+    field -= np.int16(FLOAT32.bias)
+    return field
+
+
+def power_of_two(n: Exponents) -> Float64Array:
     """2^n as float64, for -1022 <= n <= 1023."""
-    return ((n.astype(np.int64) + 1023) << 52).view(np.float64)
+    bits = n.astype(np.int64)
+    bits += 1023
+    bits <<= 52
+    return bits.view(np.float64)
 
 
 def largest_exponent(a: Operand, b: Operand, start: Exponents) -> Exponents:
@@ -75,22 +102,48 @@ def largest_exponent(a: Operand, b: Operand, start: Exponents) -> Exponents:
     return result
 
 
-def truncated_sum(a: Operand, b: Operand, scale: Float64Array) -> Float64Array:
-    """Sum over k of trunc(a * b * scale), exact; never -0. float64 [M, N]."""
-    total = np.zeros_like(scale)
-    term = np.empty_like(scale)
+def truncated_sum(a: Operand, b: Operand, largest: Exponents, fraction_bits: int) -> Float64Array:
+    """Sum over k of trunc(a * b * 2^(fraction_bits - largest)), exact and never -0: float64 [M, N].
+
+    Args:
+        largest: at least every product's exponent.
+    """
+    shift = np.int16(fraction_bits) - largest
+    if MODERATE[0] <= largest.min() and largest.max() <= MODERATE[1]:
+        return _truncated_sum_in_float32(a, b, shift)
+    return _truncated_sum_in_float64(a, b, power_of_two(shift))
+
+
+def _truncated_sum_in_float32(a: Operand, b: Operand, shift: Exponents) -> Float64Array:
+    """A product of two short significands is exact in float32; at most 16 integers below 2^27 add up in int32."""
+    scale = ((shift.astype(np.int32) + np.int32(FLOAT32.bias)) << np.int32(23)).view(np.float32)
+    product = np.empty_like(scale)
+    truncated = np.empty(scale.shape, np.int32)
+    total = np.zeros(scale.shape, np.int32)
     for row, column in zip(a.finite[:, :, None], b.finite, strict=True):
-        np.multiply(row, column, out=term)
-        np.multiply(term, scale, out=term)
-        np.trunc(term, out=term)
-        np.add(total, term, out=total)
+        np.multiply(row, column, out=product)
+        np.multiply(product, scale, out=product)
+        np.copyto(truncated, product, casting="unsafe")  # conversion to integer truncates
+        np.add(total, truncated, out=total)
+    return total.astype(np.float64)
+
+
+def _truncated_sum_in_float64(a: Operand, b: Operand, scale: Float64Array) -> Float64Array:
+    """The same for every exponent."""
+    total = np.zeros_like(scale)
+    product = np.empty_like(scale)
+    for row, column in zip(a.finite[:, :, None].astype(np.float64), b.finite.astype(np.float64), strict=True):
+        np.multiply(row, column, out=product)
+        np.multiply(product, scale, out=product)
+        np.trunc(product, out=product)
+        np.add(total, product, out=total)
     return total
 
 
 def non_finite_sum(a: Operand, b: Operand, c: Float32Array, product_limit: float = np.inf) -> Float64Array:
     """c + sum over k of a * b, for its infinities and NaN: products of `product_limit` or more count as infinite."""
     total = c.astype(np.float64)
-    for row, column in zip(a.values[:, :, None], b.values, strict=True):
+    for row, column in zip(a.values[:, :, None].astype(np.float64), b.values.astype(np.float64), strict=True):
         product = row * column
         total += np.where(np.abs(product) >= product_limit, np.copysign(np.inf, product), product)
     return total
@@ -98,14 +151,5 @@ def non_finite_sum(a: Operand, b: Operand, c: Float32Array, product_limit: float
 
 def may_leave_finite(a: Float32Array, b: Float32Array, c: Float32Array) -> bool:
     """Whether some operand, product or partial sum could be infinite or NaN; a cheap bound, true when in doubt."""
-    if not all(np.isfinite(x).all() for x in (a, b, c)):
-        return True
-    product = float(np.abs(a).max(initial=0)) * float(np.abs(b).max(initial=0))
-    return product * (a.shape[1] + 1) + float(np.abs(c).max(initial=0)) >= 2.0**126
-
-
-def tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of the output tiles."""
-    for i in range(0, rows, TILE[0]):
-        for j in range(0, columns, TILE[1]):
-            yield slice(i, i + TILE[0]), slice(j, j + TILE[1])
+    product = extent(a).largest * extent(b).largest
+    return not product * (a.shape[1] + 1) + extent(c).largest < 2.0**126  # NaN counts as doubt

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from reference.arithmetic import Float64Array, add_round_to_odd, two_sum
 from reference.checks import Float32Array
 from reference.dot import fma32_seq
 from reference.dot.unit import MatrixUnit
@@ -12,8 +12,6 @@ from reference.formats import Format
 
 #: Consecutive k of one step, by format.
 GROUPS = {"bfloat16": 2, "float16": 4}
-
-Float64Array = NDArray[np.float64]
 
 
 def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: Format) -> Float32Array:
@@ -51,22 +49,6 @@ def round_exact_sum(terms: list[Float64Array]) -> Float32Array:
     for component in expansion[1:]:
         total = add_round_to_odd(component, total)
     return np.where(np.isfinite(plain), total, plain).astype(np.float32)
-
-
-def two_sum(x: Float64Array, y: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """x + y rounded, and its exact error (Knuth)."""
-    total = x + y
-    shadow = total - x
-    return total, (x - (total - shadow)) + (y - shadow)
-
-
-def add_round_to_odd(x: Float64Array, y: Float64Array) -> Float64Array:
-    """x + y truncated, with the last bit set when it is inexact."""
-    total, error = two_sum(x, y)
-    u = total.view(np.int64)
-    step = np.where((error > 0) == (u >= 0), 1, -1)
-    inexact_even = (error != 0) & ((u & 1) == 0) & np.isfinite(total)
-    return (u + np.where(inexact_even, step, 0)).view(np.float64)
 
 
 UNIT = MatrixUnit(

@@ -1,23 +1,28 @@
-"""`mfma-cdna3-g8`: gfx942 MFMA (MI300X), groups of 8 consecutive k for bfloat16 and float16."""
+"""`mfma-cdna3-g8`: gfx942 MFMA (MI300X), groups of 8 consecutive k for bfloat16 and float16.
+
+tfloat32 takes groups of 4, e4m3fnuz groups of 16, float32 one FMA per k. A zero product takes no part in an alignment.
+
+Source: Xie et al. 2025, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores"; the arithmetic is
+restated here over whole tiles.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from reference.arithmetic import Float64Array
 from reference.checks import Float32Array
 from reference.dot import fma32_seq
 from reference.dot.aligned import (
     Exponents,
-    Float64Array,
     Operand,
     exponents,
+    groups,
     largest_exponent,
     may_leave_finite,
     non_finite_sum,
-    operand,
+    operand_tiles,
     power_of_two,
-    tiles,
     truncated_sum,
 )
 from reference.dot.unit import MatrixUnit
@@ -45,20 +50,19 @@ def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: 
     checked = may_leave_finite(a, b, c)
     result = np.array(c, np.float32, order="C")
     with np.errstate(all="ignore"):
-        for rows, columns in tiles(*result.shape):
-            left = operand(a[rows].T, input_format, size)
-            right = operand(b[:, columns], input_format, size)
+        for rows, columns, left, right in operand_tiles(a, b, input_format, size):
             accumulator = result[rows, columns]
-            for k in range(0, left.values.shape[0], size):
-                accumulator = _step(left.group(k, size), right.group(k, size), accumulator, checked)
+            for k in groups(a.shape[1], size):
+                accumulator = _step(left.take(k), right.take(k), accumulator, checked, input_format.bits == 8)
             result[rows, columns] = accumulator
     return result
 
 
-def _step(a: Operand, b: Operand, c: Float32Array, checked: bool) -> Float32Array:
+def _step(a: Operand, b: Operand, c: Float32Array, checked: bool, is_8_bit: bool) -> Float32Array:
     """One group: a [group, M], b [group, N], c [M, N]."""
     finite = np.where(np.isfinite(c), c, np.float32(0)) if checked else c
-    result = _add_accumulator(*_sum_products(a, b), finite)
+    total, exponent = _sum_even_and_odd(a, b) if is_8_bit else _sum_products(a, b)
+    result = _add_accumulator(total, exponent, finite, drops_small=is_8_bit)
     if not checked:
         return result
     special = non_finite_sum(a, b, c, PRODUCT_LIMIT)
@@ -69,25 +73,49 @@ def _sum_products(a: Operand, b: Operand) -> tuple[Float64Array, Exponents]:
     """Exact sum of the truncated products, in units of 2^(exponent - 24), and that exponent."""
     start = np.full((a.values.shape[1], b.values.shape[1]), LEAST_EXPONENT, np.int16)
     largest = largest_exponent(a, b, start)
-    return truncated_sum(a, b, power_of_two(FRACTION_BITS - largest)), largest
+    return truncated_sum(a, b, largest, FRACTION_BITS), largest
 
 
-def _add_accumulator(total: Float64Array, exponent: Exponents, c: Float32Array) -> Float32Array:
-    """Floor the products' sum and the accumulator against their larger exponent, add, round to nearest even."""
-    common = np.maximum(exponent, np.maximum(exponents(c, FLOAT32), np.int16(FLOAT32.min_exponent)))
-    total = np.floor(total * power_of_two(exponent + np.int16(SUM_BITS - FRACTION_BITS) - common))
-    addend = np.floor(c * power_of_two(FRACTION_BITS - common)) * 2.0 ** (SUM_BITS - FRACTION_BITS)
-    return _round_sum((total + addend) * power_of_two(common - np.int16(SUM_BITS)))
+def _sum_even_and_odd(a: Operand, b: Operand) -> tuple[Float64Array, Exponents]:
+    """8-bit formats: even and odd k sum apart, each against its own largest exponent; then both floor to the larger."""
+    parts = [_sum_products(a.take(slice(first, None, 2)), b.take(slice(first, None, 2))) for first in (0, 1)]
+    largest = np.maximum(parts[0][1], parts[1][1])
+    even, odd = (np.floor(total * power_of_two(exponent - largest)) for total, exponent in parts)
+    return even + odd, largest
+
+
+def _add_accumulator(total: Float64Array, exponent: Exponents, c: Float32Array, drops_small: bool) -> Float32Array:
+    """Floor the products' sum and the accumulator against their larger exponent, add, round to nearest even.
+
+    With `drops_small`, an accumulator below the last bit but one counts as zero, where flooring a negative one would
+    give -1.
+    """
+    own = exponents(c)
+    common = np.maximum(exponent, own)
+    if drops_small:
+        c = np.where(own < common - np.int16(FRACTION_BITS + 1), np.float32(0), c)
+    total *= power_of_two(exponent + np.int16(SUM_BITS - FRACTION_BITS) - common)
+    np.floor(total, out=total)
+    addend = c * power_of_two(np.int16(FRACTION_BITS) - common)
+    np.floor(addend, out=addend)
+    addend *= 2.0 ** (SUM_BITS - FRACTION_BITS)
+    total += addend
+    total *= power_of_two(common - np.int16(SUM_BITS))
+    return _round_sum(total)
 
 
 def _round_sum(x: Float64Array) -> Float32Array:
     """Floor to 32 significant bits, or to the spacing they have at 2^-126, then round to nearest even."""
-    dropped: NDArray[np.int64] = np.int64((1 << (53 - SIGNIFICANT_BITS)) - 1)
-    u = x.view(np.int64)
+    dropped = np.int64((1 << (53 - SIGNIFICANT_BITS)) - 1)
     # integer order follows magnitude: flooring a negative value adds to its bits
-    floored = ((u + (dropped & (u >> np.int64(63)))) & ~dropped).view(np.float64)
-    subnormal = np.abs(x) < FLOAT32.min_normal
-    if subnormal.any():
+    u = x.view(np.int64)
+    bits = u >> np.int64(63)
+    bits &= dropped
+    bits += u
+    bits &= ~dropped
+    floored = bits.view(np.float64)
+    if np.abs(x).min(initial=np.inf) < FLOAT32.min_normal:
+        subnormal = np.abs(x) < FLOAT32.min_normal
         spacing = 2.0 ** (FLOAT32.min_exponent - SIGNIFICANT_BITS + 1)
         floored = np.where(subnormal, np.floor(x / spacing) * spacing, floored)
     return floored.astype(np.float32)
@@ -95,8 +123,8 @@ def _round_sum(x: Float64Array) -> Float32Array:
 
 UNIT = MatrixUnit(
     name="mfma-cdna3-g8",
-    hardware="gfx942 v_mfma_f32_16x16x16 and 32x32x8 (bfloat16, float16), _xf32, _f32",
-    input_formats=("float32", "tfloat32", "bfloat16", "float16"),
+    hardware="gfx942 v_mfma_f32_16x16x16 and 32x32x8 (bf16, f16), 32x32x4_xf32, 16x16x32_fp8_fp8, 32x32x2_f32",
+    input_formats=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fnuz"),
     arithmetic="8 products aligned, 24 fractional bits toward zero, exact sum; floor against C; round to nearest even",
     evidence="modelled, equal to mmasim 2.1.1; no MI300X has been available",
     accumulate=accumulate,

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reference.arithmetic import Float64Array
 from reference.checks import Float32Array
 from reference.dot.aligned import (
-    Float64Array,
     Operand,
     exponents,
+    groups,
     largest_exponent,
     may_leave_finite,
     non_finite_sum,
-    operand,
+    operand_tiles,
     power_of_two,
-    tiles,
     truncated_sum,
 )
 from reference.dot.unit import Accumulate
@@ -51,14 +51,10 @@ def fused_accumulate(parameters: Callable[[Format], FusedSum]) -> Accumulate:
         checked = may_leave_finite(a, b, c)
         result = np.array(c, np.float32, order="C")
         with np.errstate(all="ignore"):
-            for rows, columns in tiles(*result.shape):
-                left = operand(a[rows].T, input_format, unit.group)
-                right = operand(b[:, columns], input_format, unit.group)
+            for rows, columns, left, right in operand_tiles(a, b, input_format, unit.group):
                 accumulator = result[rows, columns]
-                for k in range(0, left.values.shape[0], unit.group):
-                    accumulator = _step(
-                        left.group(k, unit.group), right.group(k, unit.group), accumulator, unit, checked
-                    )
+                for k in groups(a.shape[1], unit.group):
+                    accumulator = _step(left.take(k), right.take(k), accumulator, unit, checked)
                 result[rows, columns] = accumulator
         return result
 
@@ -68,12 +64,12 @@ def fused_accumulate(parameters: Callable[[Format], FusedSum]) -> Accumulate:
 def _step(a: Operand, b: Operand, c: Float32Array, unit: FusedSum, checked: bool) -> Float32Array:
     """One fused dot-product-add of a group: a [group, M], b [group, N], c [M, N]."""
     finite = np.where(np.isfinite(c), c, np.float32(0)) if checked else c
-    start = np.maximum(exponents(finite, FLOAT32), np.int16(unit.zero_exponent))
-    largest = largest_exponent(a, b, start)
-    scale = power_of_two(unit.fraction_bits - largest)
-    total = truncated_sum(a, b, scale)
-    total += np.trunc(finite * scale)
-    result = _truncate(total * power_of_two(largest - unit.fraction_bits), unit.result_bits)
+    own = np.where(finite == 0, np.int16(unit.zero_exponent), exponents(finite))
+    largest = largest_exponent(a, b, own)
+    total = truncated_sum(a, b, largest, unit.fraction_bits)
+    total += np.trunc(finite * power_of_two(np.int16(unit.fraction_bits) - largest))
+    total *= power_of_two(largest - np.int16(unit.fraction_bits))
+    result = _truncate(total, unit.result_bits)
     if not checked:
         return result
     special = non_finite_sum(a, b, c)
@@ -84,8 +80,8 @@ def _truncate(x: Float64Array, mantissa_bits: int) -> Float32Array:
     """float64 to float32 toward zero with `mantissa_bits` mantissa bits; infinite from 2^128 on; +0 for zeros."""
     u = x.view(np.int64)
     truncated = (u & np.int64(-1 << (52 - mantissa_bits))).view(np.float64)
-    subnormal = np.abs(x) < FLOAT32.min_normal
-    if subnormal.any():
+    if np.abs(x).min(initial=np.inf) < FLOAT32.min_normal:
+        subnormal = np.abs(x) < FLOAT32.min_normal
         spacing = 2.0 ** (FLOAT32.min_exponent - mantissa_bits)
         truncated = np.where(subnormal, np.trunc(x / spacing) * spacing, truncated)
     return truncated.astype(np.float32) + np.float32(0)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from reference.arithmetic import fused_multiply_add
 from reference.checks import Float32Array, require_float32
 
-#: Elements evaluated at a time: a dozen float64 temporaries of this size stay in a 1 MiB L2 cache.
-BLOCK = 8192
+#: Elements evaluated at a time: measured fastest, four float64 temporaries fill a 1 MiB L2 cache.
+BLOCK = 32768
 
 Primitive = Callable[[Float32Array], Float32Array]
 
@@ -46,9 +46,10 @@ def elementwise(kernel: Primitive) -> Primitive:
 
 def horner(coefficients: Sequence[np.float32], x: Float32Array) -> Float32Array:
     """Polynomial with the highest coefficient first, one FMA per further coefficient."""
+    argument = x.astype(np.float64)
     result = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        result = fused_multiply_add(result, x, np.asarray(coefficient))
+        result = fused_multiply_add(result.astype(np.float64), argument, coefficient)
     return result
 
 

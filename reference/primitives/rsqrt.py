@@ -23,10 +23,10 @@ def rsqrt(x: Float32Array) -> Float32Array:
     low = fused_multiply_add(x, y, -high)
     error = fused_multiply_add(-low, y, fused_multiply_add(-high, y, ONE))
     stepped = fused_multiply_add(np.float32(0.5) * y, error, y)
-    return np.where(np.isfinite(x) & (x != 0), stepped, y)
+    return np.asarray(np.where(np.isfinite(x) & (x != 0), stepped, y), np.float32)
 
 
 @elementwise
 def rsqrt_uncompensated(x: Float32Array) -> Float32Array:
     """1 / sqrt(x) with two IEEE roundings and no correction, as C and PyTorch code writes it."""
-    return ONE / np.sqrt(x)
+    return np.asarray(ONE / np.sqrt(x), np.float32)
