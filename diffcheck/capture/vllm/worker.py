@@ -1,0 +1,177 @@
+"""The side of the adapter that lives in vLLM's workers, the same for one rank and for many.
+
+vLLM mixes `WorkerExtension` into its worker class and calls its methods on every rank. Faults come back as data: an
+exception would end a worker process, and the engine with it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from diffcheck.boundaries import graph
+from diffcheck.capture.adapter import write_trace_of
+from diffcheck.capture.live import Taps, object_record
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.vllm.evidence import engine_evidence
+from diffcheck.capture.vllm.head_taps import tap_head
+from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
+from diffcheck.capture.vllm.schedule import Schedule
+from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
+from diffcheck.errors import EngineError, InputError, RlkError
+from diffcheck.record import KvMapping, ObjectRecord
+from diffcheck.samples import Sample
+from reference.models.config import ModelConfig
+
+
+class Capture:
+    """One plan in one worker, from the first hook to the trace."""
+
+    def __init__(self, worker: Any, options: EngineOptions, plan: CapturePlan, logprobs_mode: str) -> None:
+        runner = worker.model_runner
+        self._worker, self._runner, self._options = worker, runner, options
+        self._logprobs_mode = logprobs_mode
+        self._model = runner.get_model()
+        config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict())
+        ranks = options.tensor_parallel
+        recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
+        self._live = Live(plan, config, recorder, Schedule(runner), ranks)
+        self._stack = ExitStack()
+        taps = self._stack.enter_context(Taps())
+        taps.attribute(runner, "execute_model", self._follow)
+        tap_forward(taps, self._live, self._model)
+        if plan.observe or plan.interventions or plan.position_offset:
+            tap_model(taps, self._live, self._model)
+        tap_head(taps, self._live, self._model, runner.sampler, logprobs_mode)
+
+    def _follow(self, original: Any) -> Any:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self._live.schedule.output = scheduler_output
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+    def finish(self, samples: list[Sample], versions: dict[str, str]) -> dict[str, Any]:
+        """Write the trace (rank 0) and say what was seen.
+
+        Raises:
+            EngineError: a hook failed, or the logprobs that the engine returned are not the observed ones.
+        """
+        live = self._live
+        if live.failure is not None:
+            raise live.failure
+        if self._worker.rank:
+            return {}
+        start = time.monotonic()
+        self._check_logprobs(samples)
+        evidence = {
+            **engine_evidence(self._runner, self._model),
+            "logprobs_mode": self._logprobs_mode,
+            "scheduler": live.schedule.facts.to_json(),
+        }
+        write_trace_of(
+            live.plan,
+            self._options,
+            live.recorder,
+            samples,
+            self._record(samples),
+            versions=versions,
+            evidence=evidence,
+        )
+        return {"seconds": {"write": round(time.monotonic() - start, 3)}}
+
+    def close(self) -> None:
+        """Take every hook off."""
+        self._stack.close()
+
+    def _check_logprobs(self, samples: list[Sample]) -> None:
+        """The floats in the engine's answer must be those seen on their way there."""
+        import numpy as np
+
+        bits, _ = self._live.recorder.values("logprobs", expected_rows(samples)["response"])
+        answered = np.array([x for s in samples for x in s.rollout_logprobs or ()], np.float32)
+        if not np.array_equal(bits.view(np.float32)[:, 0], answered, equal_nan=True):
+            raise EngineError("the logprobs that vLLM returned are not those that its sampler gathered")
+
+    def _record(self, samples: list[Sample]) -> ObjectRecord:
+        live, plan = self._live, self._live.plan
+        rotary = self._model.model.layers[0].self_attn.rotary_emb
+        record = object_record(
+            live.config,
+            plan,
+            samples,
+            weights=getattr(self._model, DIGESTS),
+            tokens=live.tokens,
+            positions=live.positions,
+            theta=float(rotary.base),
+            rotary_dim=int(rotary.rotary_dim),
+            padded_vocab=int(self._model.model.embed_tokens.num_embeddings_padded),
+            tensor_parallel=live.ranks,
+        )
+        record.kv = KvMapping("paged", live.schedule.block_size, live.slots.lists(samples))
+        record.top_p, record.top_k = plan.top_p, plan.top_k
+        if any(not s.response_token_ids for s in plan.samples):
+            record.random_state = {"seed": plan.seed, "stream": "vLLM generator per request, seeded seed + sample"}
+        return record
+
+
+def _answer(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``function`` returns, or {"error": ...} with what the adapter needs to raise it again."""
+    try:
+        return function()
+    except Exception as error:
+        known = isinstance(error, RlkError)
+        return {
+            "error": {
+                "input": isinstance(error, InputError),
+                "cause": error.cause if isinstance(error, RlkError) else f"{type(error).__name__}: {error}",
+                "remedy": error.remedy if isinstance(error, RlkError) else "",
+                "trace": "" if known else traceback.format_exc(),
+            }
+        }
+
+
+class WorkerExtension:
+    """Methods that vLLM's workers gain; each is called on all ranks."""
+
+    _rlk_capture: Capture | None
+
+    def rlk_begin(self, options: str, plan: str, logprobs_mode: str) -> dict[str, Any]:
+        """Put the hooks of a plan (JSON texts) on."""
+
+        def begin() -> dict[str, Any]:
+            self._rlk_capture = Capture(
+                self,
+                EngineOptions.from_json(json.loads(options)),
+                CapturePlan.from_json(json.loads(plan)),
+                logprobs_mode,
+            )
+            return {}
+
+        return _answer(begin)
+
+    def rlk_finish(self, samples: str, versions: dict[str, str]) -> dict[str, Any]:
+        """Write the trace of the finished ``samples`` (a JSON text)."""
+
+        def finish() -> dict[str, Any]:
+            assert self._rlk_capture is not None
+            return self._rlk_capture.finish([Sample.from_json(s) for s in json.loads(samples)], versions)
+
+        return _answer(finish)
+
+    def rlk_end(self) -> dict[str, Any]:
+        """Take the hooks off, whatever happened."""
+
+        def end() -> dict[str, Any]:
+            capture = getattr(self, "_rlk_capture", None)
+            self._rlk_capture = None
+            if capture is not None:
+                capture.close()
+            return {}
+
+        return _answer(end)
