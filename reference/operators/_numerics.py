@@ -37,6 +37,7 @@ _ROW_SUMS: dict[str, tuple[str, dict[str, Any]]] = {
     "warp-shuffle-32x32": ("warp-shuffle", {"warp": 32, "warps": 32}),
     "warp-shuffle-64x4": ("warp-shuffle", {"warp": 64, "warps": 4}),
     "warp-shuffle-64x16": ("warp-shuffle", {"warp": 64, "warps": 16}),
+    "cascade-8x4": ("cascade", {"width": 8, "registers": 4}),
     "vector-8x1": ("strided-vector", {"width": 8, "registers": 1}),
     "vector-16x1": ("strided-vector", {"width": 16, "registers": 1}),
     "vector-16x4": ("strided-vector", {"width": 16, "registers": 4}),

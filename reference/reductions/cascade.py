@@ -1,4 +1,4 @@
-"""Row sum of PyTorch's CPU kernels: registers in flight, and four levels of accumulators that pass their sums upwards."""
+"""Row sum of PyTorch's CPU kernels: registers in flight, and levels of accumulators that pass their sums upwards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LEAST_LEVEL_POWER = 4
 def cascade(x: Float32Array, *, width: int = 8, registers: int = 4, step: Step = "add") -> Float32Array:
     """Cascade sum: error grows with the logarithm of n, at the price of a few more accumulators.
 
-    A round adds one vector of `width` to each of the `registers`. After every 2^p rounds, p = max(4, ceil(log2(rounds)) / 4),
-    level 0 is added to level 1 and cleared; level 1 to level 2 after 2^2p, and so on. At the end the levels merge upwards
-    from 0, then the left-over vectors join register 0, then the registers merge in a chain. The elements that fill no
-    vector are summed first, one by one from +0, and the lanes are added to them, lane 0 first. A row shorter than a vector is cut into
-    vectors of 1.
+    A round adds one vector of `width` to each of the `registers`. After every 2^p rounds, where p is the larger of 4
+    and ceil(log2(rounds)) / 4, level 0 is added to level 1 and cleared; level 1 to level 2 after 2^2p, and so on. At
+    the end the levels merge upwards from 0, then the left-over vectors join register 0, then the registers merge in a
+    chain. The elements that fill no vector are summed first, one by one from +0, and the lanes are added to them, lane
+    0 first. A row shorter than a vector is cut into vectors of 1.
 
     Args:
         x: float32 [..., n], n >= 1.
