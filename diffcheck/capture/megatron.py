@@ -41,6 +41,8 @@ EXTRA = {
     "vocab_multiple": 128,
     # Sequences scored together, right-padded.
     "micro_batch": 1,
+    # CPU threads a rank; 0: torch's own choice, divided among the ranks.
+    "threads": 0,
 }
 _NO_LOGSUMEXP = (
     "vocab_parallel_cross_entropy never forms it: it keeps the maximum and the logarithm of the shifted sum apart"
@@ -180,8 +182,8 @@ class Adapter:
         if on_cpu:
             # Megatron-core asks CUDA for its device in one place that runs here: RoPE.
             self._patches.attribute(torch.cuda, "current_device", lambda _: lambda: torch.device("cpu"))
-            if self.ranks > 1:
-                torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.ranks))
+            threads = int(self.extra["threads"]) or max(1, torch.get_num_threads() // self.ranks)
+            torch.set_num_threads(threads)
         else:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if not parallel_state.model_parallel_is_initialized():

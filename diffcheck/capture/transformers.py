@@ -31,7 +31,11 @@ Tensor = Any
 #: Oldest release with the attention interface and argument names used here.
 OLDEST = (4, 56)
 #: Engine-specific switches and their defaults.
-EXTRA = {"attn_implementation": "eager"}
+EXTRA = {
+    "attn_implementation": "eager",
+    # CPU threads; 0: torch's own choice.
+    "threads": 0,
+}
 ATTENTION = ("eager", "sdpa")
 _NO_LOGSUMEXP = "torch.log_softmax computes it inside one kernel"
 
@@ -51,7 +55,8 @@ class Adapter:
         if options.tensor_parallel != 1:
             raise InputError("transformers: tensor parallelism is not supported", "use --tp 1")
         self.options = options
-        self.implementation = check_extra(options, EXTRA)["attn_implementation"]
+        extra = check_extra(options, EXTRA)
+        self.implementation = extra["attn_implementation"]
         if self.implementation not in ATTENTION:
             raise InputError(
                 f"transformers: attn_implementation {self.implementation!r} is not supported",
@@ -60,6 +65,10 @@ class Adapter:
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
         progress("transformers: load", 0, 1)
+        if extra["threads"]:
+            import torch
+
+            torch.set_num_threads(int(extra["threads"]))
         self.model = self._load(folder)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:

@@ -1,0 +1,214 @@
+"""What every engine's capture must satisfy: each boundary means what its name says, and a change at one is a change at
+that one. Used by the tests of the adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from diffcheck.bits import UIntArray, to_float32
+from diffcheck.boundaries import Boundary
+from diffcheck.capture.interventions import BitFlip
+from diffcheck.capture.plan import CapturePlan
+from diffcheck.capture.recorder import expected_rows
+from diffcheck.localize import localize
+from diffcheck.samples import Sample
+from diffcheck.trace.reader import Trace
+from reference.models.config import ModelConfig
+
+FloatArray = npt.NDArray[np.float64]
+#: Prompt and response lengths: several short rows, one longer.
+LENGTHS = ((5, 4), (11, 6), (3, 5))
+#: Where faults are injected: a response position in the middle of the longest sample.
+SAMPLE, POSITION = 1, 12
+
+
+def scored_samples(config: ModelConfig, seed: int = 5) -> tuple[Sample, ...]:
+    rng = np.random.default_rng(seed)
+
+    def ids(n: int) -> tuple[int, ...]:
+        return tuple(int(t) for t in rng.integers(3, config.vocab_size, n))
+
+    return tuple(Sample(ids(prompt), ids(response)) for prompt, response in LENGTHS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A trace at level full, by boundary: float values [rows, width] and the rows' samples."""
+
+    trace: Trace
+    config: ModelConfig
+    weights: Callable[[str], FloatArray]
+
+    def __getitem__(self, name: str) -> FloatArray:
+        return to_float32(self.trace.values(name), self.trace.entry(name).dtype).astype(np.float64)
+
+    def bits(self, name: str) -> UIntArray:
+        return self.trace.values(name)
+
+    def round(self, values: FloatArray, like: str) -> npt.NDArray[np.float32]:
+        """Round float32 ``values`` once to the dtype of boundary ``like`` (RNE)."""
+        single = values.astype(np.float32)
+        if self.trace.entry(like).dtype == "float32":
+            return single
+        u = single.view(np.uint32).astype(np.uint64)
+        rounded = (u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000
+        return rounded.astype(np.uint32).view(np.float32)
+
+
+def check_meaning(seen: Seen, rtol: float, atol: float) -> None:
+    """Recompute each boundary from the observed inputs and the checkpoint in float64.
+
+    Copies and residual adds must agree in bits; the rest within ``rtol`` and ``atol``, which a wrong layout exceeds by
+    orders of magnitude.
+    """
+    c = seen.config
+    record = seen.trace.header.object
+    tokens = np.concatenate([np.array(ids) for ids in record.token_ids])
+    positions = np.concatenate([np.array(p) for p in record.positions])
+
+    def close(name: str, expected: FloatArray) -> None:
+        np.testing.assert_allclose(seen[name], expected, rtol=rtol, atol=atol, err_msg=name)
+
+    def exact(name: str, expected: npt.NDArray[np.floating]) -> None:
+        np.testing.assert_array_equal(seen[name], expected.astype(np.float64), err_msg=name)
+
+    def norm(name: str, source: FloatArray, weight: str, width: int) -> None:
+        rows = source.reshape(-1, width)
+        scaled = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + c.rms_norm_eps) * seen.weights(weight)
+        close(name, scaled.reshape(source.shape))
+
+    def linear(name: str, source: FloatArray, weight: str, bias: bool = False) -> None:
+        product = source @ seen.weights(f"{weight}.weight").T
+        close(name, product + seen.weights(f"{weight}.bias") if bias else product)
+
+    exact("embed_tokens", seen.weights("model.embed_tokens.weight")[tokens])
+    stream = "embed_tokens"
+    for n in range(c.num_hidden_layers):
+        layer, hf = f"layers.{n}", f"model.layers.{n}"
+        attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        norm(f"{layer}.input_layernorm", seen[stream], f"{hf}.input_layernorm.weight", c.hidden_size)
+        for x in "qkv":
+            linear(f"{attn}.{x}_proj", seen[f"{layer}.input_layernorm"], f"{hf}.self_attn.{x}_proj", c.qkv_bias)
+        for x in "qk":
+            source = f"{attn}.{x}_proj"
+            if c.qk_norm:
+                norm(f"{attn}.{x}_norm", seen[source], f"{hf}.self_attn.{x}_norm.weight", c.head_dim)
+                source = f"{attn}.{x}_norm"
+            close(f"{attn}.{x}_rope", _rotate(seen[source], positions, c))
+        exact(f"{attn}.k_cache", seen[f"{attn}.k_rope"])
+        exact(f"{attn}.v_cache", seen[f"{attn}.v_proj"])
+        close(f"{attn}.attention", _attend(seen, attn))
+        linear(f"{attn}.o_proj", seen[f"{attn}.attention"], f"{hf}.self_attn.o_proj", c.o_bias)
+        total = seen.round(seen[stream] + seen[f"{attn}.o_proj"], stream)
+        exact(f"{layer}.attn_residual", total)
+        weight = f"{hf}.post_attention_layernorm.weight"
+        norm(f"{layer}.post_attention_layernorm", seen[f"{layer}.attn_residual"], weight, c.hidden_size)
+        for x in ("gate", "up"):
+            linear(f"{mlp}.{x}_proj", seen[f"{layer}.post_attention_layernorm"], f"{hf}.mlp.{x}_proj")
+        gate = seen[f"{mlp}.gate_proj"]
+        close(f"{mlp}.act", gate / (1 + np.exp(-gate)) * seen[f"{mlp}.up_proj"])
+        linear(f"{mlp}.down_proj", seen[f"{mlp}.act"], f"{hf}.mlp.down_proj")
+        exact(f"{layer}.mlp_residual", seen.round(seen[f"{layer}.attn_residual"] + seen[f"{mlp}.down_proj"], stream))
+        stream = f"{layer}.mlp_residual"
+    norm("norm", seen[stream], "model.norm.weight", c.hidden_size)
+    _check_head(seen, close, linear)
+
+
+def _check_head(
+    seen: Seen, close: Callable[[str, FloatArray], None], linear: Callable[[str, FloatArray, str], None]
+) -> None:
+    record = seen.trace.header.object
+    active = np.concatenate([np.array(a, bool) for a in record.active])
+    tied = seen.config.tie_word_embeddings
+    linear("logits", seen["norm"][active], "model.embed_tokens" if tied else "lm_head")
+    close("processed_logits", seen["logits"] / record.temperature)
+    processed = seen["processed_logits"]
+    targets = np.concatenate([np.array(t) for t in record.target_ids])
+    top = processed.max(axis=1, keepdims=True)
+    lse = top[:, 0] + np.log(np.exp(processed - top).sum(axis=1))
+    expected = processed[np.arange(targets.size), targets] - lse
+    np.testing.assert_allclose(seen["logprobs"][:, 0], expected, rtol=1e-5, atol=1e-5, err_msg="logprobs")
+
+
+def _rotate(x: FloatArray, positions: npt.NDArray[np.int_], c: ModelConfig) -> FloatArray:
+    half = c.head_dim // 2
+    angles = positions[:, None, None] * c.rope_theta ** (-np.arange(half) / half)
+    heads = x.reshape(len(x), -1, c.head_dim)
+    a, b = heads[..., :half], heads[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+
+
+def _attend(seen: Seen, attn: str) -> FloatArray:
+    """Softmax attention over the observed caches, per sample, causal."""
+    c = seen.config
+    rows = expected_rows([Sample.from_json(s) for s in seen.trace.header.samples])["all"]
+    q = seen[f"{attn}.q_rope"].reshape(len(rows), c.num_attention_heads, c.head_dim)
+    k = seen[f"{attn}.k_cache"].reshape(len(rows), c.num_key_value_heads, c.head_dim)
+    v = seen[f"{attn}.v_cache"].reshape(len(rows), c.num_key_value_heads, c.head_dim)
+    group = c.num_attention_heads // c.num_key_value_heads
+    out = np.empty_like(q)
+    for r in range(len(rows)):
+        visible = (rows.sample == rows.sample[r]) & (rows.position <= rows.position[r])
+        for h in range(c.num_attention_heads):
+            scores = k[visible, h // group] @ q[r, h] / np.sqrt(c.head_dim)
+            weights = np.exp(scores - scores.max())
+            out[r, h] = weights / weights.sum() @ v[visible, h // group]
+    return out.reshape(len(rows), -1)
+
+
+def fault_at(node: Boundary, honest: Trace) -> BitFlip:
+    """A flip of an exponent bit of the largest element of one row: large enough that nothing absorbs it."""
+    entry = honest.entry(node.name)
+    row = _row(node, honest)
+    values = to_float32(honest.values(node.name)[row], entry.dtype)
+    index = int(np.argmax(np.abs(values)))
+    if node.operator in ("lm_head", "processed_logits"):
+        index = honest.header.object.target_ids[SAMPLE][POSITION - (LENGTHS[SAMPLE][0] - 1)]
+    return BitFlip(node.name, SAMPLE, POSITION, index, bit=24 if entry.dtype == "float32" else 8)
+
+
+def check_fault(node: Boundary, fault: BitFlip, honest: Trace, changed: Trace) -> None:
+    """The fault changed this one bit of this boundary, every logprob it can reach in time and no other, and localize
+    names it.
+    """
+    a, b = honest.values(node.name), changed.values(node.name)
+    difference = a ^ b
+    row = _row(node, honest)
+    assert difference[row, fault.index] == 1 << fault.bit
+    # A later row may differ too where the boundary's own output feeds later positions, never an earlier one.
+    assert np.flatnonzero(difference.any(axis=1)).tolist() == [row]
+    assert np.flatnonzero(difference[row]).tolist() == [fault.index]
+    rows = expected_rows([Sample.from_json(s) for s in honest.header.samples])["response"]
+    moved = (honest.values("logprobs") != changed.values("logprobs")).any(axis=1)
+    assert moved[(rows.sample == SAMPLE) & (rows.position == POSITION)].all()
+    reachable = (rows.sample == SAMPLE) & (rows.position >= POSITION)
+    assert not moved[~reachable].any()
+    verdict = localize(honest, changed)
+    first = verdict.first_divergence
+    assert first is not None
+    assert (first.boundary, first.sample, first.position, first.index) == (
+        node.name,
+        SAMPLE,
+        POSITION,
+        fault.index,
+    )
+
+
+def _row(node: Boundary, trace: Trace) -> int:
+    rows = expected_rows([Sample.from_json(s) for s in trace.header.samples])[node.rows]
+    return int(np.flatnonzero((rows.sample == SAMPLE) & (rows.position == POSITION))[0])
+
+
+def digests(trace: Trace) -> dict[str, str]:
+    return {name: entry.sha256 for name, entry in trace.header.boundaries.items()}
+
+
+def plan_for(config: ModelConfig, out: Path, **changes: object) -> CapturePlan:
+    return CapturePlan(**{"samples": scored_samples(config), "out": out, "phase": "prefill", **changes})  # type: ignore[arg-type]
