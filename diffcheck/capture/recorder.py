@@ -83,9 +83,11 @@ class Recorder:
         self.plan = plan
         self.rank = rank
         self._gather = gather
+        self.boundaries = tuple(boundaries)
         self._graph = {b.name: b for b in boundaries}
         self._pieces: dict[str, _Pieces] = {}
         self.unobserved: dict[str, str] = {}
+        self._absent: dict[tuple[int, int], str] = {}
 
     def wants(self, boundary: str) -> bool:
         """Whether observing ``boundary`` is part of the plan: hooks ask before they do any work."""
@@ -139,6 +141,10 @@ class Recorder:
         if self.wants(boundary):
             self.unobserved[boundary] = why
 
+    def will_not_see(self, rows: Rows, why: str) -> None:
+        """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
+        self._absent.update(dict.fromkeys(zip(rows.sample.tolist(), rows.position.tolist(), strict=True), why))
+
     def write(self, writer: TraceWriter, expected: dict[str, Rows]) -> None:
         """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
         first missing row.
@@ -154,7 +160,8 @@ class Recorder:
                 continue
             order, missing = _order(pieces, expected[node.rows])
             if missing is not None:
-                self.unobserved[name] = f"row (sample {missing[0]}, position {missing[1]}) was not seen"
+                why = self._absent.get(missing, "was not seen")
+                self.unobserved[name] = f"row (sample {missing[0]}, position {missing[1]}) {why}"
                 continue
             digests = np.concatenate(pieces.digests)[order]
             stored = None if name in ALWAYS_STORED else self._stored_rows(order.size)
