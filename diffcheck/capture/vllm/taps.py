@@ -87,6 +87,7 @@ def tap_forward(taps: Taps, live: Live, model: Module) -> None:
         live.slots.see(live.step.cached, live.step.cached_slots)
         live.tokens.see(live.step.cached, live.step.cached_ids)
         live.positions.see(live.step.cached, live.step.cached.position + live.plan.position_offset)
+        live.recorder.will_not_see(live.step.cached, "was not computed: its K and V were in the prefix cache")
         return call
 
     def end(hidden: Tensor) -> Tensor:
