@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reference.arithmetic import Float64Array
 from reference.checks import Float32Array
 from reference.dot.extent import extent
-from reference.dot.tiles import tiles
+from reference.dot.tiles import contiguous_rows, tiles, unbuffered
 from reference.formats import FLOAT32, Format
 
 Exponents = NDArray[np.int16]
@@ -47,7 +47,8 @@ class Operand:
 def operand(x: Float32Array, fmt: Format, group: int) -> Operand:
     """Prepare `x` [K, n]."""
     values = np.zeros((x.shape[0] + -x.shape[0] % group, x.shape[1]), np.float32)
-    values[: x.shape[0]] = x
+    for k, row in enumerate(contiguous_rows(x)):
+        values[k] = row
     is_finite = np.isfinite(values)
     finite = values if is_finite.all() else np.where(is_finite, values, np.float32(0))
     own = np.maximum(exponents(finite), np.int16(fmt.min_exponent))
@@ -96,9 +97,10 @@ def largest_exponent(a: Operand, b: Operand, start: Exponents) -> Exponents:
     """max over k of the products' exponents, and `start`: int16 [M, N]."""
     result = start.copy()
     exponent = np.empty_like(result)
-    for row, column in zip(a.exponents[:, :, None], b.exponents, strict=True):
-        np.add(row, column, out=exponent)
-        np.maximum(result, exponent, out=result)
+    with unbuffered():
+        for row, column in zip(a.exponents[:, :, None], b.exponents, strict=True):
+            np.add(row, column, out=exponent)
+            np.maximum(result, exponent, out=result)
     return result
 
 
@@ -120,11 +122,12 @@ def _truncated_sum_in_float32(a: Operand, b: Operand, shift: Exponents) -> Float
     product = np.empty_like(scale)
     truncated = np.empty(scale.shape, np.int32)
     total = np.zeros(scale.shape, np.int32)
-    for row, column in zip(a.finite[:, :, None], b.finite, strict=True):
-        np.multiply(row, column, out=product)
-        np.multiply(product, scale, out=product)
-        np.copyto(truncated, product, casting="unsafe")  # conversion to integer truncates
-        np.add(total, truncated, out=total)
+    with unbuffered():
+        for row, column in zip(a.finite[:, :, None], b.finite, strict=True):
+            np.multiply(row, column, out=product)
+            np.multiply(product, scale, out=product)
+            np.copyto(truncated, product, casting="unsafe")  # conversion to integer truncates
+            np.add(total, truncated, out=total)
     return total.astype(np.float64)
 
 

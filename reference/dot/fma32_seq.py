@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from reference.arithmetic import fused_multiply_add
 from reference.checks import Float32Array
 from reference.dot.extent import extent
-from reference.dot.tiles import tiles
+from reference.dot.tiles import contiguous_rows, tiles, unbuffered
 from reference.dot.unit import MatrixUnit
 from reference.formats import FLOAT32, Format
-
-#: Rows of an operand that are made contiguous at a time.
-DEPTH = 64
 
 
 def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: Format) -> Float32Array:
@@ -44,22 +39,17 @@ def _multiply_then_add(a: Float32Array, b: Float32Array, accumulator: Float32Arr
     """Rank-one updates of a tile: a [K, M], b [K, N]; exact products, so each update is an FMA."""
     total = np.ascontiguousarray(accumulator)
     product = np.empty_like(total)
-    for left, right in zip(_contiguous_rows(a), _contiguous_rows(b), strict=True):
-        np.multiply(left[:, None], right, out=product)
-        np.add(total, product, out=total)
+    with unbuffered():
+        for left, right in zip(contiguous_rows(a), contiguous_rows(b), strict=True):
+            np.multiply(left[:, None], right, out=product)
+            np.add(total, product, out=total)
     accumulator[...] = total
 
 
 def _fused(a: Float32Array, b: Float32Array, accumulator: Float32Array) -> None:
     """Rank-one updates of a tile by `fused_multiply_add`: a [K, M], b [K, N]."""
-    for left, right in zip(_contiguous_rows(a), _contiguous_rows(b), strict=True):
+    for left, right in zip(contiguous_rows(a), contiguous_rows(b), strict=True):
         accumulator[...] = fused_multiply_add(left[:, None].astype(np.float64), right.astype(np.float64), accumulator)
-
-
-def _contiguous_rows(x: Float32Array) -> Iterator[Float32Array]:
-    """The rows of `x`, copied `DEPTH` at a time, so that a transposed matrix is read in cache lines."""
-    for start in range(0, x.shape[0], DEPTH):
-        yield from np.ascontiguousarray(x[start : start + DEPTH])
 
 
 UNIT = MatrixUnit(
