@@ -40,11 +40,13 @@ class Choice:
     values: every allowed value, the default first.
     phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
     equivalent: why some value never changes a bit ("" if every change shows on some input).
+    given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
     """
 
     values: tuple[Value, ...]
     phrase: str | Mapping[Any, str]
     equivalent: str = ""
+    given: bool = False
 
     def words(self, value: Value) -> str:
         """The phrase for ``value``."""
@@ -52,12 +54,12 @@ class Choice:
         return text.format(value=value)
 
 
-def choice(values: Sequence[Value], phrase: str | Mapping[Any, str], equivalent: str = "") -> Any:
+def choice(values: Sequence[Value], phrase: str | Mapping[Any, str], equivalent: str = "", given: bool = False) -> Any:
     """Declare a contract field: the first of ``values`` is the default. See :class:`Choice`."""
-    return dataclasses.field(default=values[0], metadata={"choice": Choice(tuple(values), phrase, equivalent)})
+    return dataclasses.field(default=values[0], metadata={"choice": Choice(tuple(values), phrase, equivalent, given)})
 
 
-def format_choice(default: str, kept: str, rounded: str = "", equivalent: str = "") -> Any:
+def format_choice(default: str, kept: str, rounded: str = "", equivalent: str = "", given: bool = False) -> Any:
     """Declare a field that names the format of a value in the model's data path.
 
     Args:
@@ -67,7 +69,7 @@ def format_choice(default: str, kept: str, rounded: str = "", equivalent: str = 
     """
     values = ("bfloat16", "float16", "float32") if default == "bfloat16" else ("float32", "bfloat16", "float16")
     words = {"float32": kept, "bfloat16": rounded, "float16": rounded} if rounded else kept
-    return choice(values, words, equivalent)
+    return choice(values, words, equivalent, given)
 
 
 @dataclass(frozen=True)

@@ -45,36 +45,119 @@ def _strict(unit: str, evidence: str) -> Profile:
     return Profile(f"strict-v1/{unit}", unit, evidence, changes)
 
 
-#: One row per token through torch's CPU mean: vectors of 16 float32, four registers in flight, for rows of this size.
+# What engines compute on a CPU. PyTorch's pieces recur: its sums are cascades of 8 lanes, its softmax sums 16 lanes
+# merged by halving, and every operation of an eager bfloat16 graph rounds its result.
 _TORCH_NORM: dict[str, Value] = {
-    "order.sum": "vector-16x4",
-    "rounding.normalised": "bfloat16",
+    "order.sum": "cascade-8x4",
     "primitives.square": "mul_add",
     "primitives.rsqrt": "uncompensated",
 }
+_CAST_BEFORE_WEIGHT: dict[str, Value] = {"rounding.normalised": "bfloat16"}
 _TORCH_ROPE: dict[str, Value] = {
     "precision.table": "bfloat16",
     "rounding.product": "bfloat16",
     "primitives.table": "float32-pow",
     "primitives.rotate": "mul_add",
 }
-_TORCH_LOGITS: dict[str, Mapping[str, Value]] = {
-    "lm_head": {"rounding.output": "bfloat16"},
-    "logsumexp": {"partition.segments": 1, "order.sum": "vector-16x1"},
+_LOG_SOFTMAX: dict[str, Mapping[str, Value]] = {
+    "logsumexp": {"partition.segments": 1, "order.sum": "lanes-halving-16"},
+    "logprob": {"order.formula": "(x - max) - log(sum)"},
 }
-_ONEDNN = "oneDNN or MKL chooses the order of K by shape and thread count; the chain is the nearest contract"
-_TORCH_EXP = "the exponential is SLEEF's or a vendor's, of at most 1 ulp; rlk is the nearest"
+_EAGER_ATTENTION: dict[str, Value] = {
+    "partition.block": 0,
+    "order.row_sum": "lanes-halving-16",
+    "order.normalise": "before_values",
+    "rounding.scores": "bfloat16",
+    "primitives.exp": "exp",
+    "primitives.finish": "reciprocal",
+}
+_BFLOAT16_COLLECTIVE: dict[str, Value] = {
+    "order.merge": "chain",
+    "rounding.transport": "bfloat16",
+    "rounding.hop": "bfloat16",
+}
+_TORCH_COMMON: dict[str, Mapping[str, Value]] = {
+    "row_linear": {"partition.segments": 1},
+    "lm_head": {"rounding.output": "bfloat16"},
+    "swiglu": {"rounding.silu": "bfloat16"},
+    "all_reduce": _BFLOAT16_COLLECTIVE,
+    "reduce_scatter": _BFLOAT16_COLLECTIVE,
+}
+_GEMM = "the CPU library orders K by shape, instruction set and thread count; one ascending FMA chain stands for it"
+_UNMODELLED_GEMM: dict[str, str] = {"linear": _GEMM, "row_linear": _GEMM, "lm_head": _GEMM}
 
+_VLLM_CPU = Profile(
+    name="vllm-0.32-cpu",
+    arithmetic="fma32-seq",
+    evidence="read from vLLM 0.32.0; norms, RoPE, SwiGLU, log-softmax tested in bits against what it calls, bfloat16",
+    changes={
+        **_TORCH_COMMON,
+        **_LOG_SOFTMAX,
+        "rms_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT, "rounding.sum": "float32"},
+        "qk_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT},
+        "rope": {**_TORCH_ROPE, "rounding.product": "float32"},
+        "attention": {"partition.block": 32, "primitives.exp": "exp"},
+    },
+    unmodelled={
+        **_UNMODELLED_GEMM,
+        "attention": "a fused C++ kernel with an online softmax in float32; block size and exponential are guesses",
+        "rope": "exact for bfloat16; in float32 its compiler fuses the sine product (primitives.rotate = fma_sin)",
+        "logsumexp": "the order is exact; SLEEF's exponential differs from rlk in about 1 of 15 values, by 1 ulp",
+    },
+)
+_MEGATRON_LOCAL = Profile(
+    name="megatron-0.16-local",
+    arithmetic="fma32-seq",
+    evidence="read from Megatron-core 0.16.1, local spec; norms, RoPE, SwiGLU and loss tested in bits, bfloat16",
+    changes={
+        **_TORCH_COMMON,
+        "rms_norm": _TORCH_NORM,
+        "qk_norm": _TORCH_NORM,
+        "rope": _TORCH_ROPE,
+        "attention": _EAGER_ATTENTION,
+        "linear": {"order.bias": "after_rounding"},
+        "row_linear": {"partition.segments": 1, "order.bias": "after_rounding"},
+        "logsumexp": {"partition.segments": 1, "order.sum": "cascade-8x4"},
+        "logprob": {"order.formula": "(x - max) - log(sum)"},
+    },
+    unmodelled={
+        **_UNMODELLED_GEMM,
+        "attention": "the matrix products have the library's order, and the softmax's exponential is a 20-ulp one",
+        "logsumexp": "the order is exact; SLEEF's exponential differs from rlk in about 1 of 15 values, by 1 ulp",
+    },
+)
+_TRANSFORMERS_EAGER = Profile(
+    name="transformers-5-eager",
+    arithmetic="fma32-seq",
+    evidence="read from transformers 5.19 (Qwen3, eager attention); norms, RoPE and SwiGLU tested in bits, bfloat16",
+    changes={
+        **_TORCH_COMMON,
+        **_LOG_SOFTMAX,
+        "rms_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT},
+        "qk_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT},
+        "rope": _TORCH_ROPE,
+        "attention": {**_EAGER_ATTENTION, "rounding.products": "bfloat16"},
+    },
+    unmodelled=_MEGATRON_LOCAL.unmodelled,
+)
 
 _ALL = (
     _strict("fma32-seq", "a specification: IEEE 754 operations in a fixed order, on any hardware"),
     _strict("mfma-cdna3-g8", "a specification for gfx942: its matrix unit is modelled, the rest is IEEE 754"),
     _strict("hopper-k16", "a specification for sm_90: its matrix unit is modelled, and was measured on one H200"),
+    _VLLM_CPU,
+    _MEGATRON_LOCAL,
+    _TRANSFORMERS_EAGER,
 )
 PROFILES: dict[str, Profile] = {p.name: p for p in _ALL}
 
 #: Other names of profiles.
-PROFILE_ALIASES = {"strict-v1": "strict-v1/fma32-seq"}
+PROFILE_ALIASES = {
+    "strict-v1": "strict-v1/fma32-seq",
+    "vllm": "vllm-0.32-cpu",
+    "megatron": "megatron-0.16-local",
+    "transformers": "transformers-5-eager",
+}
 
 #: Other names of operators: class names of engines, last parts of boundary names, the field's short forms.
 OPERATOR_ALIASES = {

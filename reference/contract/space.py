@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from reference.contract.base import CONTRACTS, Contract, Value, fields
 
@@ -75,7 +74,9 @@ class Space:
 def space(operator: str, dtype: str = "bfloat16") -> Space:
     """The space of ``operator`` for a model held in ``dtype``.
 
-    The other narrow model formats are left out: no engine rounds a bfloat16 model's values to float16 on the way.
+    Facts of the model or the call (``Choice.given``: the mask, the output format) keep their default for ``dtype``;
+    override them in a contract of the space. The other narrow format is left out: no engine rounds a bfloat16 model's
+    values to float16 on the way.
 
     Raises:
         ValueError: unknown operator or dtype.
@@ -85,5 +86,9 @@ def space(operator: str, dtype: str = "bfloat16") -> Space:
     if dtype not in (*NARROW_FORMATS, "float32"):
         raise ValueError(f"dtype must be bfloat16, float16 or float32, got {dtype!r}")
     foreign = {name for name in NARROW_FORMATS if name != dtype}
-    choices: dict[str, Any] = fields(CONTRACTS[operator])
-    return Space(operator, {path: tuple(v for v in c.values if v not in foreign) for path, c in choices.items()})
+    base = CONTRACTS[operator]().with_dtype(dtype)
+    axes: dict[str, tuple[Value, ...]] = {}
+    for path, allowed in fields(type(base)).items():
+        searched = (base.get(path),) if allowed.given else allowed.values
+        axes[path] = tuple(value for value in searched if value not in foreign)
+    return Space(operator, axes)

@@ -38,11 +38,13 @@ _ROW_SUMS: dict[str, tuple[str, dict[str, Any]]] = {
     "warp-shuffle-64x4": ("warp-shuffle", {"warp": 64, "warps": 4}),
     "warp-shuffle-64x16": ("warp-shuffle", {"warp": 64, "warps": 16}),
     "cascade-8x4": ("cascade", {"width": 8, "registers": 4}),
-    "vector-8x1": ("strided-vector", {"width": 8, "registers": 1}),
-    "vector-16x1": ("strided-vector", {"width": 16, "registers": 1}),
+    "lanes-halving-8": ("warp-shuffle", {"warp": 8, "warps": 1}),
+    "lanes-halving-16": ("warp-shuffle", {"warp": 16, "warps": 1}),
     "vector-16x4": ("strided-vector", {"width": 16, "registers": 4}),
 }
 ROW_ORDERS = tuple(_ROW_SUMS)
+#: The orders in which attention may add a block of probabilities.
+BLOCK_ORDERS = ("lanes-tree-256", "chain", "lanes-halving-16", "cascade-8x4", "warp-shuffle-32x8")
 
 UNIT_NAMES = tuple(UNITS)
 

@@ -161,6 +161,7 @@ def _visit(
 def _scale_scores(s: Float32Array, scale: float, contract: AttentionContract) -> Float32Array:
     """Products of queries and keys, scaled for the exponential's base."""
     base, how = ATTENTION_EXPS[contract.primitives.exp][0], contract.primitives.scale
+    s = narrow(s, contract.rounding.products)
     if how == "folded":
         return narrow(s * np.float32(scale * LOG2E if base == "2" else scale), contract.rounding.scores)
     if how == "separate":

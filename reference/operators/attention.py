@@ -18,7 +18,7 @@ from reference.contract.base import Contract, Group, Value, choice, format_choic
 from reference.operators._arguments import float_array, index_array, positive
 from reference.operators._numerics import (
     ATTENTION_EXPS,
-    ROW_ORDERS,
+    BLOCK_ORDERS,
     UNIT_NAMES,
     require_unit,
     unit_for,
@@ -33,10 +33,12 @@ class Domain(Group):
         ("bfloat16", "float16", "float32"),
         "multiplies {value} queries and keys",
         equivalent="operands outside the format are refused; only a matrix unit that treats formats apart can differ",
+        given=True,
     )
     mask: str = choice(
         ("causal", "full"),
         {"causal": "lets a query see keys up to its own position", "full": "lets a query see every key"},
+        given=True,
     )
     block_origin: str = choice(
         ("sequence", "packed_buffer"),
@@ -45,6 +47,7 @@ class Domain(Group):
             "packed_buffer": "counts key blocks from the start of the packed buffer",
         },
         equivalent="a sequence at a multiple of the block size, or alone, has both origins in common",
+        given=True,
     )
 
 
@@ -73,7 +76,7 @@ class Order(Group):
         ("ascending", "descending"),
         {"ascending": "visits blocks upwards", "descending": "visits blocks downwards, the newest keys first"},
     )
-    row_sum: str = choice(ROW_ORDERS, "adds a block's probabilities in the order {value}")
+    row_sum: str = choice(BLOCK_ORDERS, "adds a block's probabilities in the order {value}")
     accumulate: str = choice(
         ("chain", "add", "fma"),
         {
@@ -99,6 +102,9 @@ class Order(Group):
 @dataclass(frozen=True)
 class Rounding(Group):
     query: str = format_choice("float32", "does not round scaled queries", "rounds scaled queries to {value}")
+    products: str = format_choice(
+        "float32", "keeps products of queries and keys in float32", "rounds products of queries and keys to {value}"
+    )
     scores: str = format_choice(
         "float32", "keeps scaled scores in float32", "rounds scaled scores to {value} before the softmax"
     )
@@ -108,7 +114,7 @@ class Rounding(Group):
         "weighs the values with float32 probabilities",
         "rounds probabilities to {value} before it weighs the values",
     )
-    output: str = format_choice("bfloat16", "rounds the output to {value}")
+    output: str = format_choice("bfloat16", "rounds the output to {value}", given=True)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Order(Group):
 
 @dataclass(frozen=True)
 class Rounding(Group):
-    output: str = format_choice("bfloat16", "rounds the row to {value}")
+    output: str = format_choice("bfloat16", "rounds the row to {value}", given=True)
 
 
 @dataclass(frozen=True)

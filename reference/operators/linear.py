@@ -22,6 +22,7 @@ class Domain(Group):
         "multiplies float32 operands",
         "multiplies {value} operands",
         equivalent="operands outside the format are refused; only a matrix unit that treats formats apart can differ",
+        given=True,
     )
 
 
@@ -77,7 +78,7 @@ class Rounding(Group):
     partial: str = format_choice(
         "float32", "keeps segment sums in float32", "rounds segment sums to {value} before it merges them"
     )
-    output: str = format_choice("bfloat16", "rounds the output to {value}")
+    output: str = format_choice("bfloat16", "rounds the output to {value}", given=True)
 
 
 @dataclass(frozen=True)

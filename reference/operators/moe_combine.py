@@ -32,7 +32,7 @@ class Rounding(Group):
     product: str = format_choice(
         "float32", "keeps weighted outputs in float32", "rounds each weighted output to {value}"
     )
-    output: str = format_choice("bfloat16", "rounds the sum to {value}")
+    output: str = format_choice("bfloat16", "rounds the sum to {value}", given=True)
 
 
 @dataclass(frozen=True)

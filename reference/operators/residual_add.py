@@ -13,7 +13,7 @@ from reference.operators._numerics import narrow, quiet
 
 @dataclass(frozen=True)
 class Rounding(Group):
-    output: str = format_choice("bfloat16", "rounds the sum to {value}")
+    output: str = format_choice("bfloat16", "rounds the sum to {value}", given=True)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class NormRounding(Group):
         "keeps x/rms in float32 up to the weight multiply",
         "rounds x/rms to {value} before the weight multiply",
     )
-    output: str = format_choice("bfloat16", "rounds the output to {value}")
+    output: str = format_choice("bfloat16", "rounds the output to {value}", given=True)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Domain(Group):
             "halves": "rotates feature i with feature i + head_dim/2",
             "interleaved": "rotates feature 2i with feature 2i + 1",
         },
+        given=True,
     )
 
 
@@ -38,7 +39,7 @@ class Rounding(Group):
     product: str = format_choice(
         "float32", "keeps the products with cos and sin in float32", "rounds each product with cos or sin to {value}"
     )
-    output: str = format_choice("bfloat16", "rounds the rotated features to {value}")
+    output: str = format_choice("bfloat16", "rounds the rotated features to {value}", given=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class Rounding(Group):
     silu: str = format_choice(
         "float32", "keeps silu(gate) in float32 up to the multiply", "rounds silu(gate) to {value} before the multiply"
     )
-    output: str = format_choice("bfloat16", "rounds the product to {value}")
+    output: str = format_choice("bfloat16", "rounds the product to {value}", given=True)
 
 
 @dataclass(frozen=True)
