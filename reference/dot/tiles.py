@@ -37,7 +37,7 @@ def unbuffered() -> Iterator[None]:
 
 
 def contiguous_rows(x: Float32Array) -> Iterator[Float32Array]:
-    """The rows of `x` [K, n], each contiguous in memory; a transposed matrix is copied by squares, 64 rows at a time."""
+    """The rows of `x` [K, n], each contiguous; a transposed matrix is copied by squares, 64 rows at a time."""
     if x.strides[1] == x.itemsize:
         yield from x
         return

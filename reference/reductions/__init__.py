@@ -10,6 +10,7 @@ from reference.reductions.blocked import blocked
 from reference.reductions.cascade import cascade
 from reference.reductions.chain import chain
 from reference.reductions.lanes_tree import lanes_tree
+from reference.reductions.pairwise import pairwise
 from reference.reductions.segments_tree import segments_tree
 from reference.reductions.split_k import split_k
 from reference.reductions.strided_vector import strided_vector
@@ -26,6 +27,7 @@ REDUCTIONS: dict[str, Callable[..., Float32Array]] = {
     "warp-shuffle": warp_shuffle,
     "strided-vector": strided_vector,
     "split-k": split_k,
+    "pairwise": pairwise,
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "lanes_tree",
     "merge_tree",
     "pairs_tree",
+    "pairwise",
     "segments_tree",
     "split_k",
     "strided_vector",

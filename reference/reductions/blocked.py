@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from reference.checks import Float32Array
-from reference.reductions.step import Step, accumulate_chain, check_row, pad_to_multiple, require_power_of_two
+from reference.reductions.step import Step, accumulate_chain, check_row, leaves, pad_to_multiple, require_power_of_two
 from reference.reductions.tree import pairs_tree
 
 
@@ -24,11 +22,8 @@ def blocked(x: Float32Array, *, block: int = 64, step: Step = "add") -> Float32A
     Raises:
         TypeError, ValueError: as `check_row`; or `block` is not a power of two.
     """
-    values = check_row(x, step)
+    values = leaves(check_row(x, step), step)
     require_power_of_two(block, "block")
-    if step == "square":
-        with np.errstate(all="ignore"):
-            values = values * values
     padded = pad_to_multiple(values, block)
     sums = pairs_tree(padded.reshape(*values.shape[:-1], -1, block))
     return accumulate_chain(sums[..., None], "add")[..., 0]
