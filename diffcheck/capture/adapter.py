@@ -32,7 +32,7 @@ ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "reference": ("diffcheck.capture.reference", ("rollout", "train")),
 }
 #: Engines that can generate a response themselves; the others score given ones.
-GENERATING = ("vllm", "reference")
+GENERATING = ("vllm", "transformers")
 
 
 @dataclass

@@ -12,7 +12,8 @@ from diffcheck.record import ObjectRecord
 SCHEMA = 1
 HEADER = "trace.json"
 Level = Literal["digest", "sampled", "full"]
-#: Boundaries whose patterns are kept whole at every level: they are small, and every figure of mismatch comes from them.
+#: Boundaries whose patterns are kept whole at every level: they are small, and every figure of mismatch comes from
+#: them.
 ALWAYS_STORED = ("logprobs",)
 LEVELS: tuple[str, ...] = get_args(Level)
 

@@ -57,10 +57,13 @@ class TraceWriter:
             stored: at level "sampled", the row numbers whose patterns are kept.
         """
         digests = row_digests(bits, dtype)
+        values: UIntArray | None = bits
         if name in ALWAYS_STORED:
-            values, stored = bits, None
-        else:
-            values = None if self.level == "digest" else bits if stored is None else bits[stored]
+            stored = None
+        elif self.level == "digest":
+            values = None
+        elif stored is not None:
+            values = bits[stored]
         self.put_digests(name, digests, dtype, bits.shape[1], values, stored)
 
     def put_digests(

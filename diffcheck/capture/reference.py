@@ -1,0 +1,191 @@
+"""The executable specification as an engine: it follows its contracts to the bit, so it is the side nobody can
+doubt.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from diffcheck.bits import bits_tensor
+from diffcheck.boundaries import graph
+from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.live import (
+    Checkpoint,
+    LiveInputs,
+    check_extra,
+    effective_config,
+    finished_samples,
+    object_record,
+)
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.errors import InputError
+from diffcheck.models import resolve_model
+from diffcheck.record import KvMapping, weight_digest
+from diffcheck.samples import Sample, check_samples
+from reference.contract.profiles import profile as find_profile
+from reference.models.qwen3 import Sampling, forward
+from reference.models.rows import interleaved_tables
+from reference.models.weights import weight_shapes
+
+DEFAULT_PROFILE = "strict-v1/fma32-seq"
+#: Engine-specific switches and their defaults: tokens a page of the KV cache, tokens a prefill chunk (None: whole
+#: prompts).
+EXTRA: dict[str, Any] = {"block_size": 16, "chunk": None}
+#: Boundaries that the contracts hand on in float32 whatever the model's dtype.
+_FLOAT32 = ("logits", "processed_logits", "logsumexp", "logprobs")
+
+
+class Adapter:
+    """The reference forward over a paged cache, in this process.
+
+    Raises:
+        InputError: unknown profile or option, a GPU device, or a model it does not specify.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress) -> None:
+        import torch
+
+        if options.device != "cpu":
+            raise InputError(f"reference: device {options.device!r}: it runs on the CPU only", "use --device cpu")
+        self.options = options
+        self.extra = check_extra(options, EXTRA)
+        try:
+            self.profile = find_profile(options.profile or DEFAULT_PROFILE)
+        except ValueError as error:
+            raise InputError(f"reference: {error}", "list the profiles with rlk-diff contract list") from None
+        folder, config = resolve_model(str(options.model))
+        self.config = effective_config(config, options)
+        checkpoint = Checkpoint(folder, getattr(torch, options.dtype), options.weight_flips)
+        progress("loading weights", 0, 0)
+        self.weights = {name: checkpoint[name].float().numpy() for name, _ in weight_shapes(self.config)}
+
+    def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
+        """Score the plan's samples, in the plan's phase, and write the trace.
+
+        Raises:
+            InputError: a sample without response, or a contract override that names no boundary, field or value.
+        """
+        samples = plan.samples
+        check_samples(samples, self.config.vocab_size, self.config.max_position_embeddings, scored=True)
+        recorder = Recorder(plan, graph(self.config, self.options.tensor_parallel))
+        started = time.monotonic()
+        positions = [[p + plan.position_offset for p in range(len(s.token_ids))] for s in samples]
+        observer = _Observer(recorder, self.options.dtype, sum(s.forward_length for s in samples), progress)
+        try:
+            forward(
+                self.weights,
+                self.config,
+                [s.token_ids for s in samples],
+                self.profile,
+                phase=plan.phase,
+                prompt_lengths=[len(s.prompt_token_ids) for s in samples],
+                rope_positions=positions,
+                page_size=self.extra["block_size"],
+                chunk=self.extra["chunk"],
+                sampling=Sampling(plan.temperature, plan.top_k or None, plan.top_p if plan.top_p < 1 else None),
+                dtype=self.options.dtype,
+                tensor_parallel=self.options.tensor_parallel,
+                overrides=plan.contract_overrides,
+                observe=observer,
+            )
+        except ValueError as error:
+            raise InputError(f"reference: {error}", "see rlk-diff contract show for fields and values") from None
+        seconds = {"forward": time.monotonic() - started}
+        finished = finished_samples(recorder, samples)
+        write_trace_of(
+            plan,
+            self.options,
+            recorder,
+            finished,
+            self._record(plan, samples, positions),
+            versions={"rlk": package_versions("rlk").get("rlk", "source"), "numpy": np.__version__},
+            evidence=self._evidence(),
+        )
+        seconds["write"] = time.monotonic() - started - seconds["forward"]
+        return CaptureResult(finished, plan.out, seconds)
+
+    def close(self) -> None:
+        """Nothing is held besides memory."""
+
+    def _record(self, plan: CapturePlan, samples: tuple[Sample, ...], positions: list[list[int]]) -> Any:
+        tokens, places = LiveInputs(), LiveInputs()
+        rows = expected_rows(samples)["all"]
+        fed = [samples[i].token_ids[p] for i, p in zip(rows.sample, rows.position, strict=True)]
+        tokens.see(rows, np.array(fed))
+        places.see(rows, np.array([positions[i][p] for i, p in zip(rows.sample, rows.position, strict=True)]))
+        record = object_record(
+            self.config,
+            plan,
+            samples,
+            weights={name: weight_digest(w) for name, w in self.weights.items()},
+            tokens=tokens,
+            positions=places,
+            theta=self.config.rope_theta,
+            rotary_dim=self.config.head_dim,
+            padded_vocab=self.config.vocab_size,
+            tensor_parallel=self.options.tensor_parallel,
+        )
+        size = self.extra["block_size"]
+        lengths = [s.forward_length for s in samples]
+        tables = interleaved_tables([-(-n // size) for n in lengths])
+        slots = [[int(t[p // size]) * size + p % size for p in range(n)] for t, n in zip(tables, lengths, strict=True)]
+        return replace(record, kv=KvMapping("paged", size, slots), top_p=plan.top_p, top_k=plan.top_k)
+
+    def _evidence(self) -> dict[str, Any]:
+        contracts = self.profile.contracts(self.options.dtype)
+        return {
+            "profile": self.profile.name,
+            "contracts": {name: contract.contract_id for name, contract in contracts.items()},
+            "machine": platform.machine(),
+            "processors": os.cpu_count(),
+            "virtual_ranks": self.options.tensor_parallel,
+            **self.extra,
+        }
+
+
+class _Observer:
+    """Between the forward's observer and the recorder: values travel in the format they were rounded to."""
+
+    def __init__(self, recorder: Recorder, dtype: str, rows: int, progress: Progress) -> None:
+        self._recorder, self._dtype, self._rows, self._progress = recorder, dtype, rows, progress
+        self._done = 0
+        #: Boundaries whose contract was overridden: they may leave the model's dtype in some rows and not in others.
+        overridden = recorder.plan.contract_overrides
+        self._wide = {
+            b.name for b in recorder.boundaries if any(fnmatchcase(b.name, pattern) for pattern in overridden)
+        }
+
+    def __call__(
+        self, boundary: str, sample: np.ndarray[Any, Any], position: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any] | None:
+        if boundary == "embed_tokens":
+            self._progress("reference forward", self._done, self._rows)
+            self._done += len(values)
+        if not self._recorder.wants(boundary):
+            return None
+        flat = np.ascontiguousarray(values, np.float32).reshape(len(values), -1)
+        changed = self._recorder.observe(boundary, Rows(sample, position), self._narrow(boundary, flat), whole=True)
+        if changed is None:
+            return None
+        wide = changed if isinstance(changed, np.ndarray) else changed.float().numpy()
+        return np.ascontiguousarray(wide, np.float32).reshape(values.shape)
+
+    def _narrow(self, boundary: str, values: np.ndarray[Any, Any]) -> Any:
+        """The values in the model's dtype where the contract rounds to it, else as they are. Never rounds itself."""
+        if self._dtype != "bfloat16" or boundary in _FLOAT32 or boundary.endswith(".partial"):
+            return values
+        bits = values.view(np.uint32)
+        if boundary in self._wide or (bits & 0xFFFF).any():
+            return values
+        import torch
+
+        narrow = (bits >> 16).astype(np.uint16)
+        return bits_tensor(narrow, "bfloat16", torch.empty(narrow.shape))
