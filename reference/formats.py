@@ -143,7 +143,7 @@ def decode(bits: NDArray[Any], fmt: Format) -> Float32Array:
     shift = np.uint32(23 - fmt.mantissa_bits)
     if codes.size and int(codes.max()) >> fmt.bits:
         raise ValueError(f"bits: a pattern does not fit in the {fmt.bits} bits of {fmt.name}")
-    return _canonical_nan(np.asarray(codes << shift, np.uint32).view(np.float32))
+    return canonical_nan(np.asarray(codes << shift, np.uint32).view(np.float32))
 
 
 def encode(x: Float32Array, fmt: Format) -> NDArray[Any]:
@@ -159,7 +159,7 @@ def encode(x: Float32Array, fmt: Format) -> NDArray[Any]:
         TypeError: `x` is not a native float32 array.
         ValueError: some value is not in the format: nothing is rounded here, `reference.rounding.round_to` rounds.
     """
-    values = _canonical_nan(require_float32(x, "x"))
+    values = np.ascontiguousarray(canonical_nan(require_float32(x, "x"))).reshape(np.shape(x))
     u = values.view(np.uint32)
     magnitude = u & np.uint32(0x7FFFFFFF)
     if fmt.exponent_bits == 8:  # same exponent field as float32: the pattern is a prefix
@@ -193,12 +193,12 @@ def _narrow_magnitude(magnitude: NDArray[np.uint32], fmt: Format) -> NDArray[np.
     return np.asarray(np.where(magnitude > 0x7F800000, np.uint32(fmt.nan_code), code), np.uint32)
 
 
-def _canonical_nan(x: Float32Array) -> Float32Array:
-    """`x` with every NaN replaced by the quiet NaN without payload, of the same sign."""
-    u = np.ascontiguousarray(x).view(np.uint32)
-    quiet = (u & np.uint32(0x80000000)) | np.uint32(0x7FC00000)
-    is_nan = (u & np.uint32(0x7FFFFFFF)) > 0x7F800000
-    return np.asarray(np.where(is_nan, quiet, u), np.uint32).view(np.float32).reshape(np.shape(x))
+def canonical_nan(x: Float32Array) -> Float32Array:
+    """`x` with every NaN replaced by the quiet NaN without payload, of the same sign; `x` itself if it has none."""
+    is_nan = np.isnan(x)
+    if not is_nan.any():
+        return x
+    return np.asarray(np.where(is_nan, np.copysign(np.float32(np.nan), x), x), np.float32)
 
 
 @cache

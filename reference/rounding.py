@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.checks import Float32Array, require_choice, require_dtype
-from reference.formats import Format
+from reference.formats import Format, canonical_nan
 
 #: `rne` nearest, ties to even; `rtz` toward zero; `rna` nearest, ties away from zero; `odd` truncate, and set the last
 #: bit if anything was lost; `stochastic` up with the probability of the discarded fraction.
@@ -29,6 +29,8 @@ Overflow = Literal["infinity", "saturate", "nan"]
 MODES: tuple[str, ...] = get_args(Mode)
 OVERFLOWS: tuple[str, ...] = get_args(Overflow)
 
+#: Elements rounded at a time, so that the temporaries stay in cache.
+BLOCK = 16384
 #: Random bits per element of stochastic rounding.
 STOCHASTIC_BITS = 32
 
@@ -42,8 +44,8 @@ def round_to(
 ) -> Float32Array:
     """Round `x` to values of `fmt`, once: a float64 input does not pass through float32.
 
-    Subnormals of the format are kept. A zero result keeps the sign of its input where the format has -0. A NaN stays a
-    NaN, of the same sign where the format has signed NaN.
+    Subnormals of the format are kept. A zero result keeps the sign of its input where the format has -0. A NaN
+    becomes the canonical one (`canonical_nan`), of the same sign where the format has signed NaN.
 
     Args:
         x: float32 or float64, any shape.
@@ -64,11 +66,19 @@ def round_to(
         raise ValueError(f"random_bits: shape {np.shape(random_bits)} differs from the shape {values.shape} of x")
     if mode == "rne" and overflow == "infinity":
         if fmt.mantissa_bits == 23:
-            with np.errstate(over="ignore"):
-                return values.astype(np.float32)
+            with np.errstate(all="ignore"):
+                return canonical_nan(values.astype(np.float32))
         if fmt.exponent_bits == 8 and values.dtype == np.float32:
             return _round_prefix(values, 23 - fmt.mantissa_bits)
-    return _round_general(np.asarray(values, np.float64), fmt, mode, overflow, random_bits)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    bits = None if random_bits is None else np.ascontiguousarray(random_bits).reshape(-1)
+    result = np.empty(flat.shape, np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, flat.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            random = None if bits is None else bits[block]
+            result[block] = _round_block(flat[block].astype(np.float64), fmt, mode, overflow, random)
+    return result.reshape(values.shape)
 
 
 def _round_prefix(x: Float32Array, dropped: int) -> Float32Array:
@@ -78,54 +88,64 @@ def _round_prefix(x: Float32Array, dropped: int) -> Float32Array:
     rounded = u + (np.uint32((1 << (dropped - 1)) - 1) + last_kept)
     rounded &= np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
     is_nan = np.isnan(x).reshape(u.shape)
-    if is_nan.any():
-        rounded[is_nan] = (u[is_nan] & np.uint32(0x80000000)) | np.uint32(0x7FC00000)
-    return rounded.view(np.float32).reshape(x.shape)
+    if is_nan.any():  # the addition may have carried a NaN into another value
+        rounded[is_nan] = u[is_nan]
+    return canonical_nan(rounded.view(np.float32).reshape(x.shape))
 
 
-def _round_general(
+def _round_block(
     x: NDArray[np.float64], fmt: Format, mode: Mode, overflow: Overflow, random_bits: NDArray[np.uint32] | None
-) -> Float32Array:
-    with np.errstate(invalid="ignore", over="ignore"):
-        magnitude = np.abs(x)
-        exponent = np.frexp(np.where(np.isfinite(x) & (x != 0), magnitude, 1.0))[1] - 1
-        last_place = np.maximum(exponent, fmt.min_exponent) - fmt.mantissa_bits
-        scaled = np.ldexp(magnitude, -last_place)  # exact; below 2^(mantissa_bits + 1)
-        kept = np.floor(scaled)
-        fraction = scaled - kept  # exact
-        rounded = np.ldexp(kept + _increment(kept, fraction, mode, random_bits), last_place)
-        result = np.where(rounded > fmt.max_finite, _overflowed(x, fmt, mode, overflow), rounded)
-        result = np.copysign(np.where(np.isnan(x), np.nan, result), x)
-        if not fmt.has_negative_zero:
-            result = np.where((result == 0) | np.isnan(result), np.abs(result), result)
-        return np.asarray(result).astype(np.float32)
+) -> NDArray[np.float64]:
+    """Any mode and policy, on a one-dimensional block; every operation but the rounding itself is exact."""
+    exponent = ((x.view(np.int64) >> 52) & 0x7FF) - 1023
+    last_place = np.maximum(exponent, fmt.min_exponent) - fmt.mantissa_bits
+    scaled = np.abs(x) * _power_of_two(-last_place)  # below 2^(mantissa_bits + 1)
+    rounded = _round_to_integer(scaled, mode, random_bits) * _power_of_two(last_place)
+    outside = ~(rounded <= fmt.max_finite)  # NaN included
+    if outside.any():
+        rounded = np.where(outside, _outside(x, fmt, mode, overflow), rounded)
+    if fmt.has_negative_zero:
+        return np.copysign(rounded, x)
+    return np.where((rounded == 0) | np.isnan(rounded), np.abs(rounded), np.copysign(rounded, x))
 
 
-def _increment(
-    kept: NDArray[np.float64], fraction: NDArray[np.float64], mode: Mode, random_bits: NDArray[np.uint32] | None
-) -> NDArray[np.bool_]:
-    """Whether to add one to the kept integer significand."""
-    odd = np.fmod(kept, 2.0) == 1
+def _power_of_two(n: NDArray[np.int64]) -> NDArray[np.float64]:
+    return ((n + 1023) << 52).view(np.float64)
+
+
+def _round_to_integer(
+    scaled: NDArray[np.float64], mode: Mode, random_bits: NDArray[np.uint32] | None
+) -> NDArray[np.float64]:
+    """Nonnegative values to integers."""
     if mode == "rne":
-        return np.asarray((fraction > 0.5) | ((fraction == 0.5) & odd))
+        return np.asarray(np.rint(scaled))
+    kept = np.floor(scaled)
+    fraction = scaled - kept  # exact
     if mode == "rtz":
-        return np.zeros(np.shape(kept), np.bool_)
+        return np.asarray(kept)
     if mode == "rna":
-        return np.asarray(fraction >= 0.5)
+        return np.asarray(kept + (fraction >= 0.5))
     if mode == "odd":
-        return np.asarray((fraction > 0) & ~odd)
+        return np.asarray(kept + ((fraction > 0) & (np.floor(kept * 0.5) * 2 == kept)))
     assert random_bits is not None
-    return np.asarray(np.floor(fraction * 2.0**STOCHASTIC_BITS) + random_bits >= 2.0**STOCHASTIC_BITS)
+    carries = np.floor(fraction * 2.0**STOCHASTIC_BITS) + random_bits >= 2.0**STOCHASTIC_BITS
+    return np.asarray(kept + carries)
 
 
-def _overflowed(x: NDArray[np.float64], fmt: Format, mode: Mode, overflow: Overflow) -> NDArray[np.float64]:
-    """Magnitude that replaces each value beyond the largest finite one."""
+def _outside(x: NDArray[np.float64], fmt: Format, mode: Mode, overflow: Overflow) -> NDArray[np.float64]:
+    """Magnitude that replaces each NaN, and each value that rounds beyond the largest finite one."""
+    finite = _overflow_magnitude(False, fmt, mode, overflow)
+    infinite = _overflow_magnitude(True, fmt, mode, overflow)
+    return np.where(np.isnan(x), np.nan, np.where(np.isinf(x), infinite, finite))
+
+
+def _overflow_magnitude(from_infinity: bool, fmt: Format, mode: Mode, overflow: Overflow) -> float:
+    """What an infinity, or a finite value too large, becomes."""
     if overflow == "nan":
-        return np.full(np.shape(x), np.nan)
-    if overflow == "saturate":
-        return np.full(np.shape(x), fmt.max_finite)
-    stays_finite = np.isfinite(x) if mode in ("rtz", "odd") else np.zeros(np.shape(x), np.bool_)
-    return np.where(stays_finite, fmt.max_finite, np.inf)
+        return float("nan")
+    if overflow == "saturate" or (mode in ("rtz", "odd") and not from_infinity):
+        return fmt.max_finite
+    return float("inf")
 
 
 def round_scalar(
@@ -145,7 +165,7 @@ def round_scalar(
     if isnan(x):
         return _signed(float("nan"), sign, fmt)
     if isinf(x):
-        return _signed(_overflow_scalar(True, fmt, mode, overflow), sign, fmt)
+        return _signed(_overflow_magnitude(True, fmt, mode, overflow), sign, fmt)
     exact = abs(Fraction(x))
     last_place = Fraction(2) ** (max(_exponent(exact), fmt.min_exponent) - fmt.mantissa_bits)
     kept = floor(exact / last_place)
@@ -159,7 +179,7 @@ def round_scalar(
     }[mode]
     rounded = (kept + up) * last_place
     if rounded > Fraction(fmt.max_finite):
-        return _signed(_overflow_scalar(False, fmt, mode, overflow), sign, fmt)
+        return _signed(_overflow_magnitude(False, fmt, mode, overflow), sign, fmt)
     return _signed(float(rounded), sign, fmt)
 
 
@@ -175,14 +195,6 @@ def _exponent(value: Fraction) -> int:
         return -(10**6)
     estimate = value.numerator.bit_length() - value.denominator.bit_length()
     return estimate if value >= Fraction(2) ** estimate else estimate - 1
-
-
-def _overflow_scalar(from_infinity: bool, fmt: Format, mode: Mode, overflow: Overflow) -> float:
-    if overflow == "nan":
-        return float("nan")
-    if overflow == "saturate" or (mode in ("rtz", "odd") and not from_infinity):
-        return fmt.max_finite
-    return float("inf")
 
 
 def _check_policy(fmt: Format, mode: str, overflow: str, has_random_bits: bool) -> None:
