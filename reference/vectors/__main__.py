@@ -1,0 +1,41 @@
+"""``python -m reference.vectors [--check]``: write the conformance vectors, or compare them with what is on disk."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from reference.vectors.files import DATA, vector_files
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write every file, or with ``--check`` compare; 0 if all is well, 1 if a file differs or is missing."""
+    parser = argparse.ArgumentParser(prog="python -m reference.vectors", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; report files that differ")
+    parser.add_argument("--out", type=Path, default=DATA, help="folder (default: beside this module)")
+    options = parser.parse_args(arguments)
+    differing, count = [], 0
+    for name, content in vector_files():
+        path, count = options.out / name, count + 1
+        if path.is_file() and path.read_bytes() == content:
+            continue
+        differing.append(name)
+        if not options.check:
+            _write(path, content)
+    what = "differ" if options.check else "written"
+    print(f"{count} files, {len(differing)} {what}", *differing, sep="\n  ")
+    return int(bool(differing) and options.check)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write atomically: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)  # noqa: PTH105 - replaces on every system
+
+
+if __name__ == "__main__":
+    sys.exit(main())
