@@ -115,7 +115,7 @@ def test_every_boundary_is_observed_but_the_one_that_is_never_formed(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_boundary_means_what_its_name_says(ranks: int, honest: Trace, honest_tp2: Trace) -> None:
     """q, k, v and gate, up are back in HF layout, K and V are the rotated and the plain ones, and so on."""
-    check_meaning(seen(honest if ranks == 1 else honest_tp2), rtol=2**-6, atol=0.03)
+    check_meaning(seen(honest if ranks == 1 else honest_tp2))
 
 
 def test_object_record_is_the_checkpoint_and_the_samples(honest: Trace, honest_tp2: Trace) -> None:
@@ -143,7 +143,7 @@ def test_observing_changes_no_bit_and_repeats(engine: str, request: pytest.Fixtu
 @pytest.mark.parametrize("node", FAULTS, ids=lambda b: b.name)
 def test_a_fault_changes_its_element_and_the_logprobs(node: Any, tp1: Engine, honest: Trace) -> None:
     fault = fault_at(node, honest)
-    check_fault(node, fault, honest, tp1.capture(interventions=(fault,)))
+    check_fault(node, fault, honest, seen(tp1.capture(interventions=(fault,))))
 
 
 @pytest.mark.parametrize("node", TP_FAULTS, ids=lambda b: b.name)
@@ -151,7 +151,7 @@ def test_a_fault_lands_on_the_right_rank(node: Any, tp2: Engine, honest_tp2: Tra
     fault = fault_at(node, honest_tp2)
     changed = tp2.capture(interventions=(fault,))
     assert changed.header.evidence["ranks_disagree_at"] == []
-    check_fault(node, fault, honest_tp2, changed)
+    check_fault(node, fault, honest_tp2, seen(changed))
 
 
 def test_two_ranks_compute_the_same_object_as_one(honest: Trace, honest_tp2: Trace) -> None:
@@ -170,7 +170,7 @@ def test_temperature_divides_the_logits_in_float32(tp1: Engine, honest: Trace) -
     np.testing.assert_array_equal(seen(trace)["processed_logits"], logits / np.float32(0.7))
     assert digests(trace)["logits"] == digests(honest)["logits"]
     assert trace.header.object.temperature == 0.7
-    check_meaning(seen(trace), rtol=2**-6, atol=0.03)
+    check_meaning(seen(trace))
 
 
 def test_shifted_positions_are_really_rotated(tp1: Engine, honest: Trace) -> None:
@@ -179,7 +179,7 @@ def test_shifted_positions_are_really_rotated(tp1: Engine, honest: Trace) -> Non
     name = "layers.0.self_attn.q_rope"
     assert digests(trace)["layers.0.self_attn.q_norm"] == digests(honest)["layers.0.self_attn.q_norm"]
     assert digests(trace)[name] != digests(honest)[name]
-    check_meaning(seen(trace), rtol=2**-6, atol=0.03)
+    check_meaning(seen(trace))
 
 
 def test_layers_limit_what_is_observed(tp1: Engine, honest: Trace) -> None:
@@ -228,7 +228,7 @@ def test_overrides_change_the_live_object(tmp_path: Path) -> None:
     changed = [n for n in weight_shapes(CONFIG) if record.weights[n] != weight_digest(checkpoint(n))]
     assert changed == [flipped]
     assert trace.header.changed == ["model rope_theta = 500000.0", f"weight {flipped}[7]: bit 0 flipped"]
-    check_meaning(replace(seen(trace), config=replace(CONFIG, rope_theta=5e5)), rtol=2**-6, atol=0.03)
+    check_meaning(replace(seen(trace), config=replace(CONFIG, rope_theta=5e5)))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from diffcheck.record import weight_digest
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 from tests.diffcheck.engine_cases import (
+    FLOAT32,
     LENGTHS,
     Seen,
     check_fault,
@@ -96,7 +97,7 @@ def test_every_boundary_is_observed_but_the_one_inside_a_kernel(honest: Trace) -
 
 
 def test_every_boundary_means_what_its_name_says(honest: Trace) -> None:
-    check_meaning(seen(honest), rtol=2**-6, atol=0.03)
+    check_meaning(seen(honest))
 
 
 def test_object_record_is_the_checkpoint_and_the_samples(honest: Trace) -> None:
@@ -122,7 +123,8 @@ def test_observing_changes_no_bit_and_repeats(engine: Engine, phase: str) -> Non
 def test_a_fault_changes_its_element_and_the_logprobs(node: Any, engine: Engine, honest: Trace) -> None:
     """In decode too, where a changed K or V must stay in the cache for the tokens after it."""
     fault = fault_at(node, honest)
-    check_fault(node, fault, honest, engine.capture(phase=honest.header.phase, interventions=(fault,)))
+    changed = engine.capture(phase=honest.header.phase, interventions=(fault,))
+    check_fault(node, fault, honest, seen(changed))
 
 
 def test_it_generates_reproducibly_what_it_then_scores_equal(engine: Engine, tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_shifted_positions_are_really_rotated(engine: Engine, scored: Trace) -> 
     trace = engine.capture(position_offset=3)
     assert trace.header.object.positions[0] == [p + 3 for p in scored.header.object.positions[0]]
     assert digests(trace)["layers.0.self_attn.q_rope"] != digests(scored)["layers.0.self_attn.q_rope"]
-    check_meaning(seen(trace), rtol=2**-6, atol=0.03)
+    check_meaning(seen(trace))
 
 
 def test_sdpa_overrides_and_nothing_left_patched(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_sdpa_overrides_and_nothing_left_patched(tmp_path: Path) -> None:
     changed = [n for n in record.weights if record.weights[n] != weight_digest(weights(n).astype(np.float32))]
     assert changed == [flipped]
     config = replace(CONFIG, rope_theta=5e5, rms_norm_eps=1e-5)
-    check_meaning(replace(seen(trace), config=config), rtol=2**-6, atol=0.03)
+    check_meaning(replace(seen(trace), config=config))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_other_architectures_mean_the_same_in_megatron(name: str, tmp_path: Path
             live.close()
         assert {b.name for b in graph(config)} - set(trace.header.boundaries) == {"logsumexp"}
         view = seen(trace, tmp_path / "model", config)
-        check_meaning(view, rtol=1e-4, atol=1e-4)
+        check_meaning(view, FLOAT32)
         assert trace.header.object.weights.keys() == weight_shapes(config).keys()
         logprobs.append((view["logprobs"], trace.header.object.weights))
     np.testing.assert_allclose(logprobs[0][0], logprobs[1][0], atol=1e-4)
