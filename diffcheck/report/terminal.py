@@ -4,7 +4,7 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -93,37 +93,64 @@ def _divergence(first: FirstDivergence) -> RenderableType:
 
 
 def _table(results: list[BoundaryResult], every: bool) -> RenderableType:
-    table = Table(title="Boundaries, in dataflow order", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("boundary", no_wrap=True)
-    table.add_column("status")
-    for name in ("elements", "differing", "max |diff|", "max ulp"):
-        table.add_column(name, justify="right")
-    for row in _rows(results, every):
-        table.add_row(*row)
+    table = Table(
+        title="Boundaries, in dataflow order", title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
+    )
+    table.add_column("boundary ", overflow="fold", min_width=36)
+    table.add_column("status ", no_wrap=True)
+    for name in (" differing", " max |Δ|", " max ulp"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in [[r] for r in results] if every else _folded(results):
+        table.add_row(*_row(group))
     return table
 
 
-def _rows(results: list[BoundaryResult], every: bool) -> Iterable[tuple[RenderableType, ...]]:
-    for status, group in groupby(results, key=lambda r: r.status):
-        members = list(group)
-        if not every and len(members) > 2 and status in ("equal", "unobserved"):
-            names = f"{members[0].name} … {members[-1].name}"
-            elements = f"{sum(r.elements for r in members):,}"
-            label = Text(f"{len(members)} {status}", style=_STATUS[status])
-            yield Text(names), label, elements if status == "equal" else "–", "0" if status == "equal" else "–", "", ""
+def _folded(results: list[BoundaryResult]) -> Iterator[list[BoundaryResult]]:
+    """Rows of the table: neighbours of one status share one, except near the first divergence, where each has its own.
+
+    What lies after the layer of the first divergence only receives; there one row a layer is enough.
+    """
+    first = next((i for i, r in enumerate(results) if r.status == "origin"), len(results))
+    detailed = _layer(results[first].name) if first < len(results) else None
+    for status, members in groupby(results, key=lambda r: r.status):
+        run = list(members)
+        if status == "origin":
+            yield from ([r] for r in run)
             continue
-        for r in members:
-            yield (Text(r.name), Text(r.status, style=_STATUS[r.status]), *_numbers(r))
+        for layer, part in groupby(run, key=lambda r: _layer(r.name) if status == "receiver" else ""):
+            group = list(part)
+            if status == "receiver" and (layer == detailed or layer is None):
+                yield from ([r] for r in group)
+            else:
+                yield group
 
 
-def _numbers(r: BoundaryResult) -> tuple[str, str, str, str]:
-    if r.status == "unobserved":
-        return "–", "–", "–", "–"
-    if r.differing is None:
-        return f"{r.elements:,}", f"{r.rows_differing:,} rows", "digest", "digest"
-    if not r.differing:
-        return f"{r.elements:,}", "0", "", ""
-    return f"{r.elements:,}", f"{r.differing:,}", f"{r.max_abs:.3g}", f"{r.max_ulp:,}"
+def _layer(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "layers" else None
+
+
+def _row(group: list[BoundaryResult]) -> tuple[RenderableType, ...]:
+    status = group[0].status
+    name = group[0].name if len(group) == 1 else _span([r.name for r in group])
+    label = Text(status if len(group) == 1 else f"{len(group)} {status}", style=_STATUS[status])
+    if status == "unobserved":
+        return Text(name), label, "", "", ""
+    elements = sum(r.elements for r in group)
+    if any(r.differing is None for r in group):
+        rows = sum(r.rows_differing for r in group)
+        return Text(name), label, f"{rows:,} rows", "digest", "digest"
+    differing = sum(r.differing or 0 for r in group)
+    if not differing:
+        return Text(name), label, "0", "", ""
+    share = f"{100 * differing / max(1, elements):.3g} %" if differing > 1 else "1 element"
+    return (
+        Text(name),
+        label,
+        share,
+        f"{max(r.max_abs or 0 for r in group):.3g}",
+        f"{max(r.max_ulp or 0 for r in group):,}",
+    )
 
 
 def _logprobs(verdict: Verdict) -> RenderableType:
