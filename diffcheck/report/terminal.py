@@ -144,13 +144,21 @@ def _row(group: list[BoundaryResult]) -> tuple[RenderableType, ...]:
     if not differing:
         return Text(name), label, "0", "", ""
     share = f"{100 * differing / max(1, elements):.3g} %" if differing > 1 else "1 element"
-    return (
-        Text(name),
-        label,
-        share,
-        f"{max(r.max_abs or 0 for r in group):.3g}",
-        f"{max(r.max_ulp or 0 for r in group):,}",
-    )
+    max_abs, max_ulp = max(r.max_abs or 0 for r in group), max(r.max_ulp or 0 for r in group)
+    return Text(name), label, share, f"{max_abs:.3g}", _count(max_ulp)
+
+
+def _span(names: list[str]) -> str:
+    """One name for neighbouring boundaries."""
+    layers = {_layer(name) for name in names}
+    if len(layers) == 1 and None not in layers:
+        return f"layers.{layers.pop()}"
+    return f"{names[0]} … {names[-1]}"
+
+
+def _count(number: int) -> str:
+    """Distances across zero are huge: three digits and a power of ten tell as much."""
+    return f"{number:,}" if number < 100_000 else f"{number:.2e}"
 
 
 def _logprobs(verdict: Verdict) -> RenderableType:
