@@ -23,6 +23,10 @@ from reference.checks import Float32Array, require_dtype, require_float32
 NanEncoding = Literal["ieee", "all-ones", "negative-zero"]
 
 
+#: Elements encoded at a time, so that the temporaries stay in cache.
+BLOCK = 16384
+
+
 @dataclass(frozen=True)
 class Format:
     """One floating-point format: sign, then exponent, then mantissa, from the most significant bit down."""
@@ -159,38 +163,53 @@ def encode(x: Float32Array, fmt: Format) -> NDArray[Any]:
         TypeError: `x` is not a native float32 array.
         ValueError: some value is not in the format: nothing is rounded here, `reference.rounding.round_to` rounds.
     """
-    values = np.ascontiguousarray(canonical_nan(require_float32(x, "x"))).reshape(np.shape(x))
-    u = values.view(np.uint32)
-    magnitude = u & np.uint32(0x7FFFFFFF)
+    values = require_float32(x, "x")
+    flat = np.ascontiguousarray(values).reshape(-1)
+    result = np.empty(flat.shape, fmt.storage)
+    for start in range(0, flat.size, BLOCK):
+        result[start : start + BLOCK] = _encode_block(canonical_nan(flat[start : start + BLOCK]), fmt)
+    return result.reshape(values.shape)
+
+
+def _encode_block(x: Float32Array, fmt: Format) -> NDArray[Any]:
+    """Codes of a one-dimensional block whose NaN are canonical."""
+    u = x.view(np.uint32)
     if fmt.exponent_bits == 8:  # same exponent field as float32: the pattern is a prefix
-        code = u >> np.uint32(23 - fmt.mantissa_bits)
+        dropped = np.uint32(23 - fmt.mantissa_bits)
+        codes = u >> dropped
+        wrong = codes << dropped != u
     else:
-        code = _narrow_magnitude(magnitude, fmt)
-        code |= (u >> np.uint32(31)) << np.uint32(fmt.bits - 1)
+        magnitude = u & np.uint32(0x7FFFFFFF)
+        codes = _narrow_magnitude(magnitude, fmt)
+        codes |= (u ^ magnitude) >> np.uint32(32 - fmt.bits)
         if not fmt.has_negative_zero:
-            code = np.where(magnitude > 0x7F800000, np.uint32(fmt.nan_code), code)
-    result = np.asarray(code).astype(fmt.storage)
-    back = decode(result, fmt).view(np.uint32)
-    # `back` of the one fnuz NaN is positive whatever the sign of x
-    wrong = (back != u) & ~((back == 0x7FC00000) & (magnitude > 0x7F800000))
+            codes = np.where(magnitude > 0x7F800000, np.uint32(fmt.nan_code), codes)
+        codes = codes.astype(fmt.storage)
+        # the one NaN of the format without -0 decodes as positive
+        wrong = (decode(codes, fmt).view(np.uint32) != u) & ~((codes == fmt.nan_code) & np.isnan(x))
     if wrong.any():
-        first = values[wrong].flat[0]
-        raise ValueError(
-            f"x: {float(first)!r} is not a {fmt.name} value; round it first with reference.rounding.round_to"
-        )
-    return result
+        first = float(x[wrong][0])
+        raise ValueError(f"x: {first!r} is not a {fmt.name} value; round it first with reference.rounding.round_to")
+    return codes.astype(fmt.storage)
 
 
 def _narrow_magnitude(magnitude: NDArray[np.uint32], fmt: Format) -> NDArray[np.uint32]:
-    """Codes without sign of float32 magnitudes, for formats with less exponent range than float32."""
+    """Codes without sign of float32 magnitudes, for formats with less exponent range than float32.
+
+    What the format does not hold gets some code in its range, which then fails the round trip.
+    """
     rebias = np.uint32((127 - fmt.bias) << fmt.mantissa_bits)
-    normal = (magnitude >> np.uint32(23 - fmt.mantissa_bits)) - rebias
-    # clipped, because a value out of range must fail the round trip of `encode`, not wrap into a valid code
-    tiny = np.fmin(magnitude.view(np.float32), np.float32(fmt.min_normal)) / np.float32(fmt.min_subnormal)
-    code = np.where(magnitude < np.float32(fmt.min_normal).view(np.uint32), tiny.astype(np.uint32), normal)
-    beyond = np.uint32(fmt.max_code + 1 if fmt.has_infinity else fmt.nan_code)
-    code = np.where(magnitude > np.float32(fmt.max_finite).view(np.uint32), beyond, code)
-    return np.asarray(np.where(magnitude > 0x7F800000, np.uint32(fmt.nan_code), code), np.uint32)
+    codes = (magnitude >> np.uint32(23 - fmt.mantissa_bits)) - rebias
+    smallest = np.float32(fmt.min_normal).view(np.uint32)
+    is_subnormal = magnitude < smallest
+    if is_subnormal.any():
+        tiny = np.where(is_subnormal, magnitude.view(np.float32), np.float32(0)) / np.float32(fmt.min_subnormal)
+        codes = np.where(is_subnormal, tiny.astype(np.uint32), codes)
+    is_large = magnitude > np.float32(fmt.max_finite).view(np.uint32)
+    if is_large.any():
+        is_infinity = (magnitude == 0x7F800000) & np.bool_(fmt.has_infinity)
+        codes = np.where(is_large, np.where(is_infinity, np.uint32(fmt.max_code + 1), np.uint32(fmt.nan_code)), codes)
+    return np.asarray(codes, np.uint32)
 
 
 def canonical_nan(x: Float32Array) -> Float32Array:

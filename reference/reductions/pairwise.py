@@ -20,7 +20,8 @@ def pairwise(x: Float32Array, *, step: Step = "add") -> Float32Array:
     """Halve the row, the left part a multiple of 8, until at most 128 elements are left; add the halves' sums.
 
     A run of at least 8 goes round-robin into 8 accumulators, which merge as ((0+1)+(2+3))+((4+5)+(6+7)), then takes its
-    last elements one by one; a shorter one is a chain. The total joins +0. With `square`, the leaves are x * x with one rounding.
+    last elements one by one; a shorter one is a chain. The total joins +0. With `square`, the leaves are x * x with one
+    rounding.
 
     Args:
         x: float32 [..., n], n >= 1.
