@@ -64,13 +64,17 @@ TARGETS: dict[str, Target] = {
 }
 
 
-@cache
 def current_target() -> Target:
-    """The target of this process.
+    """The target of this process, or the one that is being planned for.
 
     Raises:
         UnsupportedError: a Triton release that was not checked; no accelerator; one of another architecture.
     """
+    return _plans[-1][0] if _plans else _device_target()
+
+
+@cache
+def _device_target() -> Target:
     release = tuple(int(part) for part in triton.__version__.split(".")[:2])
     first, last = TRITON_RELEASES
     if not first <= release <= last:
@@ -158,9 +162,47 @@ def launch(
     """
     target = current_target()
     merged = compile_options(target, **(options or {}))
+    if _plans:
+        _plans[-1][1].append(Plan(kernel, arguments, constants, merged, contract, target))
+        return
     compiled = kernel[grid](*arguments, **constants, **merged)
     if _recorders:
         note(kernel.fn.__name__, contract, {**merged, **constants}, _code(kernel, compiled, target))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch that was asked for while planning: what to compile for which target."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    contract: Contract
+    target: Target
+
+
+_plans: list[tuple[Target, list[Plan]]] = []
+
+
+@contextmanager
+def plan(arch: str) -> Iterator[list[Plan]]:
+    """Collect the launches of ``arch`` without executing any, on a machine without that accelerator.
+
+    Operators then take tensors on the device ``meta`` and return such tensors: what they launch is exactly what they
+    would launch for tensors of that dtype and shape.
+
+    Raises:
+        UnsupportedError: no such target, or a process that runs kernels in the interpreter.
+    """
+    if arch not in TARGETS or INTERPRETED:
+        raise UnsupportedError(f"arch: expected {' or '.join(TARGETS)} in a process without TRITON_INTERPRET, got {arch!r}")
+    planned = (TARGETS[arch], list[Plan]())
+    _plans.append(planned)
+    try:
+        yield planned[1]
+    finally:
+        _plans.remove(planned)
 
 
 def note(kernel: str, contract: Contract, options: Mapping[str, Any], code: bytes) -> None:
@@ -235,7 +277,7 @@ def require_tensor(tensor: torch.Tensor, argument: str, axes: str, *dtypes: torc
         raise ValueError(f"{argument}: expected shape [{axes}], got {list(tensor.shape)}")
     if not tensor.is_contiguous():
         raise ValueError(f"{argument}: strides {tensor.stride()} are not contiguous; call .contiguous()")
-    expected = "cpu" if INTERPRETED else "cuda"
+    expected = "meta" if _plans else "cpu" if INTERPRETED else "cuda"
     if tensor.device.type != expected:
         raise ValueError(
             f"{argument}: on {tensor.device}, but this process computes on {expected}; call .to({expected!r})"
