@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from diffcheck.bits import to_float32
+from diffcheck.bits import DTYPES, to_float32
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows, expected_rows
@@ -103,6 +103,19 @@ class LiveInputs:
     def lists(self, samples: Sequence[Sample]) -> list[list[int]]:
         """One list a sample, over the positions fed forward; -1 where the module never saw one."""
         return [[self._seen.get((i, p), -1) for p in range(s.forward_length)] for i, s in enumerate(samples)]
+
+
+def torch_dtype(options: EngineOptions) -> Any:
+    """The torch dtype that ``options.dtype`` names.
+
+    Raises:
+        InputError: a name that is no dtype of a boundary.
+    """
+    import torch
+
+    if options.dtype not in DTYPES:
+        raise InputError(f"{options.engine}: dtype {options.dtype!r} is unknown", f"choose one of {', '.join(DTYPES)}")
+    return getattr(torch, options.dtype)
 
 
 class Checkpoint(Mapping[str, Any]):

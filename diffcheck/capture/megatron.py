@@ -21,6 +21,7 @@ from diffcheck.capture.live import (
     live_theta,
     object_record,
     observe,
+    torch_dtype,
 )
 from diffcheck.capture.megatron_taps import MegatronTaps
 from diffcheck.capture.megatron_weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
@@ -194,7 +195,7 @@ class Adapter:
     def _load(self, folder: Path) -> None:
         import torch
 
-        checkpoint = Checkpoint(folder, getattr(torch, self.options.dtype), self.options.weight_flips)
+        checkpoint = Checkpoint(folder, torch_dtype(self.options), self.options.weight_flips)
         live = dict(self.model.named_parameters())
         known = {parameter.megatron for parameter in parameters(self.config)}
         if foreign := sorted(known ^ set(live)):
@@ -314,7 +315,7 @@ def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int) -> An
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    dtype = getattr(torch, options.dtype)
+    dtype = torch_dtype(options)
     settings = TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,

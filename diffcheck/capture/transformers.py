@@ -11,19 +11,20 @@ from typing import Any
 from diffcheck.boundaries import graph
 from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
 from diffcheck.capture.live import (
+    Checkpoint,
     check_extra,
     effective_config,
     finished_samples,
-    flip_bits,
     live_theta,
     object_record,
     observe,
+    torch_dtype,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows
 from diffcheck.capture.transformers_taps import TransformersTaps
 from diffcheck.errors import EngineError, InputError
-from diffcheck.models import resolve_model
+from diffcheck.models import resolve_model, weight_shapes
 from diffcheck.record import weight_digest
 from diffcheck.samples import Sample, check_samples
 
@@ -136,21 +137,18 @@ class Adapter:
                 config.rope_parameters["rope_theta"] = float(value)
             else:
                 setattr(config, name, float(value))
+        dtype = torch_dtype(self.options)
+        checkpoint = Checkpoint(folder, dtype, self.options.weight_flips)
+        for name in weight_shapes(self.config):
+            if name not in checkpoint:
+                # transformers would go on with random values.
+                raise InputError(f"{folder}: weight {name} is missing", "save the whole model with safetensors")
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=getattr(torch, self.options.dtype),
-            attn_implementation=self.implementation,
-            local_files_only=True,
+            folder, config=config, dtype=dtype, attn_implementation=self.implementation, local_files_only=True
         )
-        weights = dict(model.named_parameters())
         with torch.no_grad():
-            for flip in self.options.weight_flips:
-                if flip[0] not in weights:
-                    raise InputError(
-                        f"weight flip: {folder} has no weight {flip[0]!r}", "give a name of its safetensors files"
-                    )
-                weights[flip[0]].copy_(flip_bits(flip[0], weights[flip[0]], [flip]))
+            for name, _, _ in self.options.weight_flips:
+                model.get_parameter(name).copy_(checkpoint[name])
         return model.to(self.options.device).eval()
 
     def _score(self, i: int, sample: Sample, plan: CapturePlan, recorder: Recorder, taps: TransformersTaps) -> None:

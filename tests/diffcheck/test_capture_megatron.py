@@ -235,6 +235,7 @@ def test_overrides_change_the_live_object(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"tensor_parallel": 3}, "num_attention_heads = 4 is not divisible"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"extra": {"block_size": 16}}, "'block_size' is unknown"),
         ({"model_overrides": {"hidden_size": 64}}, "'hidden_size'"),
         ({"weight_flips": (("model.nonsense", 0, 0),)}, "no weight 'model.nonsense'"),

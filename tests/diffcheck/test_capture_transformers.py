@@ -187,6 +187,7 @@ def test_sdpa_overrides_and_nothing_left_patched(tmp_path: Path) -> None:
     [
         ({"tensor_parallel": 2}, "tensor parallelism"),
         ({"extra": {"attn_implementation": "flash"}}, "'flash' is not supported"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"extra": {"block_size": 16}}, "'block_size' is unknown"),
         ({"weight_flips": (("model.nonsense", 0, 0),)}, r"no weight 'model\.nonsense'"),
     ],
@@ -196,6 +197,26 @@ def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
 
     with pytest.raises(InputError, match=named):
         Adapter(replace(OPTIONS, **changes), quiet)
+
+
+@pytest.mark.parametrize("kind", ["transformers", "megatron"])
+@pytest.mark.parametrize("damage", ["is missing", "safetensors"])
+def test_an_incomplete_or_damaged_model_is_refused(kind: str, damage: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from diffcheck.capture.adapter import open_adapter
+
+    pytest.importorskip("megatron.core")
+    (tmp_path / "config.json").write_text((FOLDER / "config.json").read_text())
+    target = tmp_path / "model.safetensors"
+    weights = load_file(FOLDER / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, target)
+    if damage == "safetensors":
+        target.write_bytes(target.read_bytes()[:5000])
+    with pytest.raises(InputError, match=damage) as caught:
+        open_adapter(replace(OPTIONS, engine=kind, model=tmp_path), quiet)
+    assert str(tmp_path) in caught.value.cause
 
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
