@@ -196,7 +196,8 @@ def plan(arch: str) -> Iterator[list[Plan]]:
         UnsupportedError: no such target, or a process that runs kernels in the interpreter.
     """
     if arch not in TARGETS or INTERPRETED:
-        raise UnsupportedError(f"arch: expected {' or '.join(TARGETS)} in a process without TRITON_INTERPRET, got {arch!r}")
+        known = ", ".join(TARGETS)
+        raise UnsupportedError(f"arch: {arch!r} cannot be planned; choose one of {known}, without TRITON_INTERPRET")
     planned = (TARGETS[arch], list[Plan]())
     _plans.append(planned)
     try:
