@@ -57,6 +57,8 @@ class Seen:
     trace: Trace
     config: ModelConfig
     weights: Callable[[str], FloatArray]
+    #: Whether a row-parallel bias is part of the first rank's product, or added to the sum of all ranks.
+    bias_on_first_rank: bool = False
 
     def __getitem__(self, name: str) -> FloatArray:
         return to_float32(self.trace.values(name), self.trace.entry(name).dtype).astype(np.float64)
@@ -111,7 +113,10 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
             return
         ranks = seen.trace.header.tensor_parallel
         inputs, columns = np.split(source, ranks, axis=1), np.split(seen.weights(f"{weight}.weight"), ranks, axis=1)
-        close(f"{name}.partial", np.concatenate([x @ w.T for x, w in zip(inputs, columns, strict=True)], axis=1))
+        partials = [x @ w.T for x, w in zip(inputs, columns, strict=True)]
+        if bias and seen.bias_on_first_rank:
+            partials[0], bias = partials[0] + seen.weights(f"{weight}.bias"), False
+        close(f"{name}.partial", np.concatenate(partials, axis=1))
         total = np.stack(np.split(seen[f"{name}.partial"], ranks, axis=1)).sum(axis=0)
         close(name, total + seen.weights(f"{weight}.bias") if bias else total)
 
