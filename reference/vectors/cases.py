@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference import operators as ops
-from reference.contract.base import Contract
+from reference.contract.base import Contract, fields
 from reference.vectors.values import SPECIAL, integers, normal, special, special_values, wide
 
 Arrays = dict[str, NDArray[Any]]
@@ -44,6 +44,14 @@ def cases(operator: str, dtype: str) -> Iterator[Case]:
 def run(case: Case, contract: Contract) -> Arrays:
     """The outputs of ``case`` under ``contract``, by name."""
     return _RUNS[case.operator](contract, case.inputs, case.attributes)
+
+
+def run_unrounded(case: Case, contract: Contract) -> Arrays:
+    """The outputs of ``case`` if the contract did not round them; empty if it does not."""
+    path = "rounding.output"
+    if path not in fields(type(contract)) or contract.get(path) == "float32":
+        return {}
+    return run(case, contract.override(path, "float32"))
 
 
 @dataclass(frozen=True)
@@ -266,7 +274,7 @@ _RUNS: dict[str, Callable[[Any, Arrays, Mapping[str, Any]], Arrays]] = {
     "linear": lambda c, x, a: {"output": ops.linear(x["x"], x["weight"], c, x.get("bias"))},
     "lm_head": lambda c, x, a: {"output": ops.lm_head(x["x"], x["weight"], c)},
     "logprob": _run_logprob,
-    "logsumexp": lambda c, x, a: {"output": ops.logsumexp(x["logits"], c).value},
+    "logsumexp": lambda c, x, a: dict(ops.logsumexp(x["logits"], c)._asdict()),
     "moe_combine": lambda c, x, a: {"output": ops.moe_combine(x["outputs"], x["weights"], x["experts"], c)},
     "moe_router": lambda c, x, a: dict(ops.moe_router(x["logits"], a["k"], c)._asdict()),
     "processed_logits": lambda c, x, a: {"output": ops.processed_logits(x["logits"], c, **a)},

@@ -17,7 +17,7 @@ from safetensors import TensorSpec, deserialize, serialize
 from reference.contract.base import CONTRACTS, Contract, from_json
 from reference.contract.profiles import names, profile
 from reference.formats import FORMATS, decode, encode
-from reference.vectors.cases import Case, cases, run
+from reference.vectors.cases import Arrays, Case, cases, run, run_unrounded
 
 #: Version of the vectors: a change of any bit, name or input raises it.
 VERSION = 1
@@ -43,6 +43,7 @@ def vector_files() -> Iterator[tuple[str, bytes]]:
 def vector_file(profile_name: str, operator: str) -> bytes:
     """One file: tensors ``<dtype>/<case>/in/<name>`` and ``.../out/<name>``; contracts and attributes in the metadata.
 
+    Where the contract rounds its output, ``.../unrounded/<name>`` is what it would round: a cast hides most differences.
     Values that all belong to bfloat16 under a bfloat16 contract are stored as bfloat16, others as float32 or int64.
     """
     arrays: dict[str, tuple[str, NDArray[Any]]] = {}
@@ -56,6 +57,8 @@ def vector_file(profile_name: str, operator: str) -> bytes:
                 arrays[f"{dtype}/{case.name}/in/{name}"] = _pack(array, dtype)
             for name, array in run(case, contract).items():
                 arrays[f"{dtype}/{case.name}/out/{name}"] = _pack(array, dtype)
+            for name, array in run_unrounded(case, contract).items():
+                arrays[f"{dtype}/{case.name}/unrounded/{name}"] = _pack(array, dtype)
         about[dtype] = {"contract": contract.as_dict(), "contract_id": contract.contract_id, "attributes": attributes}
     # the order of metadata entries is not fixed, so there is one entry
     metadata = {"vectors": json.dumps(about, sort_keys=True)}
@@ -66,8 +69,8 @@ def vector_file(profile_name: str, operator: str) -> bytes:
     return bytes(serialize(tensors, metadata))
 
 
-def read_vectors(path: Path) -> Iterator[tuple[Case, Contract, dict[str, NDArray[Any]]]]:
-    """(case, contract, expected outputs) of everything in a file.
+def read_vectors(path: Path) -> Iterator[tuple[Case, Contract, Arrays, Arrays]]:
+    """(case, contract, expected outputs, expected outputs before rounding) of everything in a file.
 
     Raises:
         ValueError: not such a file, another version, or a contract without the id written beside it.
@@ -80,11 +83,11 @@ def read_vectors(path: Path) -> Iterator[tuple[Case, Contract, dict[str, NDArray
         if contract.contract_id != about[dtype]["contract_id"]:
             raise ValueError(f"{path}: the {dtype} contract does not have the contract_id written beside it")
         for name, attributes in about[dtype]["attributes"].items():
-            inputs, outputs = (
+            inputs, outputs, unrounded = (
                 {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{dtype}/{name}/{side}/")}
-                for side in ("in", "out")
+                for side in ("in", "out", "unrounded")
             )
-            yield Case(about["operator"], name, inputs, attributes), contract, outputs
+            yield Case(about["operator"], name, inputs, attributes), contract, outputs, unrounded
 
 
 def _about(path: Path, content: bytes) -> dict[str, Any]:
