@@ -97,13 +97,10 @@ def canonical(bits: UIntArray, dtype: str) -> UIntArray:
 def row_digests(bits: UIntArray, dtype: str) -> npt.NDArray[np.uint8]:
     """SHA-256 of each row's canonical patterns, little-endian: [rows, width] -> [rows, 32]."""
     rows = np.ascontiguousarray(canonical(bits, dtype))
-    out = np.empty((rows.shape[0], DIGEST_BYTES), np.uint8)
     step = rows.shape[1] * rows.itemsize
     data = rows.reshape(-1).view(np.uint8).data
-    sha = hashlib.sha256
-    for i in range(rows.shape[0]):
-        out[i] = np.frombuffer(sha(data[i * step : (i + 1) * step]).digest(), np.uint8)
-    return out
+    digests = [hashlib.sha256(data[i : i + step]).digest() for i in range(0, rows.shape[0] * step, step)]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(rows.shape[0], DIGEST_BYTES)
 
 
 def digest_of_rows(digests: npt.NDArray[np.uint8]) -> str:
@@ -113,11 +110,15 @@ def digest_of_rows(digests: npt.NDArray[np.uint8]) -> str:
     return hashlib.sha256(np.ascontiguousarray(digests).data).hexdigest()
 
 
-def ordinal(bits: UIntArray, dtype: str) -> npt.NDArray[np.int64]:
-    """Position on the number line counted in representable values: adjacent floats differ by 1, and -0 equals +0."""
-    exponent, mantissa = _LAYOUT[dtype]
-    magnitude = (bits & bits.dtype.type((1 << (exponent + mantissa)) - 1)).astype(np.int64)
-    return np.where((bits >> bits.dtype.type(exponent + mantissa)) != 0, -magnitude, magnitude)
+def ordinal(bits: UIntArray) -> npt.NDArray[np.signedinteger[Any]]:
+    """Position on the number line counted in representable values: adjacent floats differ by 1, and -0 equals +0.
+
+    Signed integers of the patterns' own width. A negative float's magnitude grows against the integer order, so its
+    magnitude bits are inverted and 1 is added.
+    """
+    signed = bits.view(np.dtype(f"i{bits.itemsize}"))
+    sign = signed >> signed.dtype.type(8 * bits.itemsize - 1)
+    return np.asarray((signed ^ (sign & signed.dtype.type(np.iinfo(signed.dtype).max))) - sign)
 
 
 @dataclass(frozen=True)
@@ -151,23 +152,35 @@ def compare(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str
         right = to_float32(right, right_dtype).view(np.uint32)
     dtype = left_dtype if left_dtype == right_dtype else "float32"
     unequal = np.asarray(left != right)
+    nan = np.zeros((), np.bool_)
     if unequal.any():
-        both_nan = is_nan(left, dtype) & is_nan(right, dtype)
-        unequal &= ~both_nan
+        left_nan, right_nan = is_nan(left, dtype), is_nan(right, dtype)
+        unequal &= ~(left_nan & right_nan)
+        nan = unequal & (left_nan | right_nan)
     rows = np.asarray(unequal.any(axis=1), dtype=np.bool_)
     if not rows.any():
         return Difference(unequal.size, 0, 0.0, 0, -1, rows)
-    a, b = left[unequal], right[unequal]
-    numbers = ~(is_nan(a, dtype) | is_nan(b, dtype))
-    with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.abs(to_float32(a, dtype).astype(np.float64) - to_float32(b, dtype).astype(np.float64))
-    max_abs = float("inf") if not numbers.all() else float(gap.max())
-    ulp = np.abs(ordinal(a[numbers], dtype) - ordinal(b[numbers], dtype))
+    measured = unequal & ~nan
     return Difference(
         elements=unequal.size,
         differing=int(np.count_nonzero(unequal)),
-        max_abs=max_abs,
-        max_ulp=int(ulp.max()) if ulp.size else 0,
-        first=int(np.flatnonzero(unequal)[0]),
+        max_abs=float("inf") if nan.any() else _max_abs(left, right, dtype, measured),
+        max_ulp=_max_ulp(left, right, measured),
+        first=int(unequal.argmax()),
         rows=rows,
     )
+
+
+def _max_abs(left: UIntArray, right: UIntArray, dtype: str, where: BoolArray) -> float:
+    """Largest |left - right|, exact in float64: rounding is monotone, so the float32 differences find the place."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(to_float32(left, dtype) - to_float32(right, dtype))
+    at = int(np.where(where, gap, np.float32(-1)).argmax())
+    a, b = (float(to_float32(side.reshape(-1)[at : at + 1], dtype)[0]) for side in (left, right))
+    return abs(a - b)
+
+
+def _max_ulp(left: UIntArray, right: UIntArray, where: BoolArray) -> int:
+    wide = np.dtype(f"i{2 * left.itemsize}")
+    gap = np.abs(ordinal(left).astype(wide) - ordinal(right))
+    return int(gap.max(initial=0, where=where))

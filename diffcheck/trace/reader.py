@@ -17,8 +17,9 @@ from diffcheck.errors import TraceError
 from diffcheck.trace.schema import HEADER, BoundaryEntry, Header
 
 _REMEDY = "the trace is damaged: copy it again, or capture it again"
-#: Patterns read at a time from one boundary.
-_BLOCK_BYTES = 32 << 20
+#: Patterns read at a time from one boundary. Small enough for the processor's cache: comparing is bound by memory
+#: traffic.
+_BLOCK_BYTES = 1 << 20
 
 
 class Trace:
@@ -37,6 +38,9 @@ class Trace:
         if not path.is_file():
             raise TraceError(f"{path}: missing: not a trace folder", "give a folder that rlk-diff capture wrote")
         self.header = Header.from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        # One file is held open at a time, and the digests of one boundary: what a pass over the boundaries needs.
+        self._open_file: tuple[str, Any] | None = None
+        self._last_digests: tuple[str, npt.NDArray[np.uint8]] | None = None
         for name in self.header.files:
             if not (folder / name).is_file():
                 raise TraceError(f"{folder / name}: listed in {HEADER} but missing", _REMEDY)
@@ -60,12 +64,15 @@ class Trace:
         Raises:
             TraceError: missing, of the wrong shape, or not the digest the header promises.
         """
+        if self._last_digests is not None and self._last_digests[0] == boundary:
+            return self._last_digests[1]
         entry = self.entry(boundary)
         digests: npt.NDArray[np.uint8] = self._tensor(boundary, "#digests")
         if digests.dtype != np.uint8 or digests.shape != (entry.shape[0], DIGEST_BYTES):
             raise self._damaged(boundary, f"digests of shape {digests.shape} for {entry.shape[0]} rows")
         if digest_of_rows(digests) != entry.sha256:
             raise self._damaged(boundary, "sha256 does not match its row digests")
+        self._last_digests = (boundary, digests)
         return digests
 
     def stored_rows(self, boundary: str) -> npt.NDArray[np.int64] | None:
@@ -89,7 +96,7 @@ class Trace:
         return rows
 
     def block_rows(self, boundary: str) -> int:
-        """Rows that make a block of about 32 MiB."""
+        """Rows that make a block of about 1 MiB."""
         entry = self.entry(boundary)
         return max(1, _BLOCK_BYTES // max(1, entry.shape[1] * np.dtype(uint_type(entry.dtype)).itemsize))
 
@@ -103,8 +110,7 @@ class Trace:
         at = np.array([row]) if stored is None else np.flatnonzero(stored == row)
         if not at.size:
             return None
-        with self._open(boundary) as handle:
-            bits: UIntArray = handle.get_slice(boundary)[int(at[0]) : int(at[0]) + 1]
+        bits: UIntArray = self._open(boundary).get_slice(boundary)[int(at[0]) : int(at[0]) + 1]
         return bits
 
     def blocks(self, boundary: str, step: int | None = None) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray]]:
@@ -122,24 +128,23 @@ class Trace:
         rows = np.arange(entry.shape[0]) if stored is None else stored
         kind = uint_type(entry.dtype)
         step = step or self.block_rows(boundary)
-        with self._open(boundary) as handle:
-            try:
-                view = handle.get_slice(boundary)
-                if tuple(view.get_shape()) != (rows.size, entry.shape[1]):
-                    raise self._damaged(
-                        boundary, f"stored shape {tuple(view.get_shape())} for {(rows.size, entry.shape[1])}"
-                    )
-                for start in range(0, rows.size, step):
-                    bits = view[start : min(start + step, rows.size)]
-                    if bits.dtype != kind:
-                        raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(kind)}")
-                    block = rows[start : start + step]
-                    wrong = (row_digests(bits, entry.dtype) != digests[block]).any(axis=1)
-                    if wrong.any():
-                        raise self._damaged(boundary, f"row {int(block[wrong][0])} does not match its digest")
-                    yield block, bits
-            except SafetensorError as error:
-                raise self._damaged(boundary, str(error)) from None
+        try:
+            view = self._open(boundary).get_slice(boundary)
+            if tuple(view.get_shape()) != (rows.size, entry.shape[1]):
+                raise self._damaged(
+                    boundary, f"stored shape {tuple(view.get_shape())} for {(rows.size, entry.shape[1])}"
+                )
+            for start in range(0, rows.size, step):
+                bits = view[start : min(start + step, rows.size)]
+                if bits.dtype != kind:
+                    raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(kind)}")
+                block = rows[start : start + step]
+                wrong = (row_digests(bits, entry.dtype) != digests[block]).any(axis=1)
+                if wrong.any():
+                    raise self._damaged(boundary, f"row {int(block[wrong][0])} does not match its digest")
+                yield block, bits
+        except SafetensorError as error:
+            raise self._damaged(boundary, str(error)) from None
 
     def values(self, boundary: str) -> UIntArray:
         """All stored patterns at once: [stored rows, width]."""
@@ -148,17 +153,19 @@ class Trace:
         return np.concatenate(parts) if parts else np.empty((0, entry.shape[1]), uint_type(entry.dtype))
 
     def _tensor(self, boundary: str, suffix: str) -> Any:
-        with self._open(boundary) as handle:
-            try:
-                return handle.get_tensor(boundary + suffix)
-            except SafetensorError as error:
-                raise self._damaged(boundary, str(error)) from None
+        try:
+            return self._open(boundary).get_tensor(boundary + suffix)
+        except SafetensorError as error:
+            raise self._damaged(boundary, str(error)) from None
 
     def _open(self, boundary: str) -> Any:
-        try:
-            return safe_open(self.folder / self.entry(boundary).file, framework="numpy")
-        except (SafetensorError, OSError) as error:
-            raise self._damaged(boundary, str(error)) from None
+        name = self.entry(boundary).file
+        if self._open_file is None or self._open_file[0] != name:
+            try:
+                self._open_file = (name, safe_open(self.folder / name, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                raise self._damaged(boundary, str(error)) from None
+        return self._open_file[1]
 
     def _damaged(self, boundary: str, what: str) -> TraceError:
         return TraceError(f"{self.folder / self.entry(boundary).file}: boundary {boundary}: {what}", _REMEDY)

@@ -20,7 +20,7 @@ from diffcheck.errors import TraceError
 from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.
-FLUSH_BYTES = 256 << 20
+FLUSH_BYTES = 128 << 20
 
 
 class TraceWriter:
