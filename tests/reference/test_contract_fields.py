@@ -112,12 +112,12 @@ def thresholds() -> list[Case]:
         Case("processed_logits", "even", {"logits": np.zeros((1, 4), np.float32)}, {"top_p": 0.5}),
         Case("processed_logits", "both", {"logits": falling}, {"top_k": 2, "top_p": 0.7}),
     ]
-    for seed in (12, 43):  # every order of the sum gives another value there
+    for seed in (12, 43, *range(8, 12), *range(13, 20)):  # every order of the sum gives another value for 12 and 43
         logits = random(seed, 1, 2500, fmt="float32")
         ascending = np.sort(logits, axis=1)
         weights = exp(ascending - ascending[:, -1:])
         cumulated = np.add.accumulate(weights / lanes_tree(weights)[:, None], axis=1)
-        for p in 1 - cumulated[0, 1500:2490:15]:
+        for p in 1 - cumulated[0, 1500:2490:30]:
             found.append(Case("processed_logits", f"exact-{p}", {"logits": logits}, {"top_p": float(p)}))
     return found
 
