@@ -42,6 +42,9 @@ class Format:
     #: Which bit patterns are NaN; only `ieee` leaves room for infinities.
     nan: NanEncoding = "ieee"
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def bits(self) -> int:
         """Width of a bit pattern, sign included."""
