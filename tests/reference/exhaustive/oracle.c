@@ -141,7 +141,11 @@ static float exp_cr(float x) { return (float)expl(x); }
 static float exp2_cr(float x) { return (float)exp2l(x); }
 static float log_cr(float x) { return (float)logl(x); }
 static float rsqrt_cr(float x) { return (float)(1 / sqrtl(x)); }
-static float sigmoid_cr(float x) { return (float)(1 / (1 + expl(-(long double)x))); }
+static float sigmoid_cr(float x) {
+    /* 1/2 + x/4 - x^3/48: where the first two terms are a tie, the third decides it towards 1/2 */
+    if (fabsf(x) < 0x1p-18f) return (float)nextafterl(0.5L + x / 4, 0.5L);
+    return (float)(1 / (1 + expl(-(long double)x)));
+}
 
 static float silu_cr(float x) {
     /* x / 2 + x^2 / 4: where halving a subnormal or the smallest normals is a tie, the second term decides it upwards */
