@@ -41,7 +41,8 @@ def rnd(x: float | Fraction, fmt: str = "float32") -> float:
 def fma(a: float, b: float, c: float) -> float:
     """a * b + c with one rounding to float32, through exact fractions."""
     if not all(map(math.isfinite, (a, b, c))):
-        return float(np.float32(a) * np.float32(b) + np.float32(c))
+        with np.errstate(all="ignore"):
+            return float(np.float32(a) * np.float32(b) + np.float32(c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         # IEEE 754: an exact zero sum is +0 unless both terms are -0
