@@ -34,10 +34,12 @@ OLDEST = (4, 56)
 #: Engine-specific switches and their defaults.
 EXTRA = {
     "attn_implementation": "eager",
+    # What turns processed logits into logprobs: torch.log_softmax, or the chosen logit minus torch.logsumexp.
+    "logprob": "log_softmax",
     # CPU threads; 0: torch's own choice.
     "threads": 0,
 }
-ATTENTION = ("eager", "sdpa")
+CHOICES = {"attn_implementation": ("eager", "sdpa"), "logprob": ("log_softmax", "logsumexp")}
 _NO_LOGSUMEXP = "torch.log_softmax computes it inside one kernel"
 
 
@@ -58,11 +60,12 @@ class Adapter:
         self.options = options
         extra = check_extra(options, EXTRA)
         self.implementation = extra["attn_implementation"]
-        if self.implementation not in ATTENTION:
-            raise InputError(
-                f"transformers: attn_implementation {self.implementation!r} is not supported",
-                f"choose one of {', '.join(ATTENTION)}",
-            )
+        self.logprob = extra["logprob"]
+        for name, choices in CHOICES.items():
+            if extra[name] not in choices:
+                raise InputError(
+                    f"transformers: {name} {extra[name]!r} is not supported", f"choose one of {', '.join(choices)}"
+                )
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
         progress("transformers: load", 0, 1)
@@ -86,7 +89,8 @@ class Adapter:
         decode = plan.phase == "decode"
         check_samples(plan.samples, self.config.vocab_size, self.options.max_length, scored=not decode)
         recorder = Recorder(plan, graph(self.config))
-        recorder.cannot_observe("logsumexp", _NO_LOGSUMEXP)
+        if self.logprob == "log_softmax":
+            recorder.cannot_observe("logsumexp", _NO_LOGSUMEXP)
         samples = list(plan.samples)
         sampled = any(not s.response_token_ids for s in samples)
         seconds = {}
@@ -158,7 +162,7 @@ class Adapter:
             input_ids=self._ids(sample.token_ids[:-1]), position_ids=self._positions(rows, plan), use_cache=False
         ).logits
         processed = _process(logits, plan, recorder, rows)
-        _logprobs(processed, self._ids(sample.token_ids[1:]), recorder, rows)
+        self._logprobs(processed, self._ids(sample.token_ids[1:]), recorder, rows)
 
     def _decode(self, i: int, sample: Sample, plan: CapturePlan, recorder: Recorder, taps: TransformersTaps) -> Sample:
         """The prompt in one forward, then one token a step; returns the sample with its response."""
@@ -182,10 +186,21 @@ class Adapter:
             ).logits
             processed = _process(logits, plan, recorder, last)
             token = given[step] if given else _sample(processed[0], plan, draw)
-            _logprobs(processed, self._ids([token]), recorder, last)
+            self._logprobs(processed, self._ids([token]), recorder, last)
             response.append(token)
             first, fed = first + len(fed), [token]
         return replace(sample, response_token_ids=tuple(response))
+
+    def _logprobs(self, processed: Tensor, targets: Tensor, recorder: Recorder, rows: Rows) -> None:
+        """Logprobs of ``targets`` [1, rows] under ``processed`` [1, rows, vocabulary]."""
+        import torch
+
+        if self.logprob == "log_softmax":
+            chosen = torch.log_softmax(processed, dim=-1).gather(-1, targets[..., None])
+        else:
+            total = torch.logsumexp(processed, dim=-1, keepdim=True)
+            chosen = processed.gather(-1, targets[..., None]) - observe(recorder, "logsumexp", rows, total)
+        recorder.observe("logprobs", rows, chosen[0])
 
     def _ids(self, ids: list[int] | tuple[int, ...]) -> Tensor:
         import torch
@@ -204,7 +219,7 @@ class Adapter:
             "model_class": type(self.model).__name__,
             "attention": f"{type(layer.self_attn).__name__}, {self.implementation}",
             "norm": type(layer.input_layernorm).__name__,
-            "logprob": "torch.log_softmax of float32(logits) / temperature",
+            "logprob": f"torch.{self.logprob} of float32(logits) / temperature",
             "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in self.model.parameters()}),
             "device": self.options.device,
             "threads": torch.get_num_threads(),
@@ -215,13 +230,6 @@ class Adapter:
 
 def _process(logits: Tensor, plan: CapturePlan, recorder: Recorder, rows: Rows) -> Tensor:
     return observe(recorder, "processed_logits", rows, logits.float() / plan.temperature)
-
-
-def _logprobs(processed: Tensor, targets: Tensor, recorder: Recorder, rows: Rows) -> None:
-    import torch
-
-    chosen = torch.log_softmax(processed, dim=-1).gather(-1, targets[..., None])
-    recorder.observe("logprobs", rows, chosen[0])
 
 
 def _sample(processed: Tensor, plan: CapturePlan, draw: Any) -> int:

@@ -4,6 +4,7 @@ that one. Used by the tests of the adapters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 
 FloatArray = npt.NDArray[np.float64]
+#: Where the engines' tests run: "cpu", or "cuda" on a machine that has it.
+DEVICE = os.environ.get("RLK_TEST_DEVICE", "cpu")
 #: Prompt and response lengths: several short rows, one longer.
 LENGTHS = ((5, 4), (11, 6), (3, 5))
 #: Where faults are injected: a response position in the middle of the longest sample.
@@ -152,20 +155,25 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
     norm("norm", seen[stream], "model.norm.weight", c.hidden_size)
     linear("logits", seen["norm"][_active(seen)], "model.embed_tokens" if c.tie_word_embeddings else "lm_head")
     close("processed_logits", seen["logits"] / record.temperature)
+    total, chosen = _log_sum_exp(seen)
+    if "logsumexp" in seen.trace:
+        close("logsumexp", total)
+        total = seen["logsumexp"]
     if changed != "logprobs":
-        np.testing.assert_allclose(seen["logprobs"], _logprobs(seen), rtol=1e-5, atol=1e-5, err_msg="logprobs")
+        np.testing.assert_allclose(seen["logprobs"], chosen - total, rtol=1e-5, atol=1e-5, err_msg="logprobs")
 
 
 def _active(seen: Seen) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.array(a, bool) for a in seen.trace.header.object.active])
 
 
-def _logprobs(seen: Seen) -> FloatArray:
+def _log_sum_exp(seen: Seen) -> tuple[FloatArray, FloatArray]:
+    """Per response row, [rows, 1]: log-sum-exp of the processed logits, and the processed logit of the target."""
     processed = seen["processed_logits"]
     targets = np.concatenate([np.array(t) for t in seen.trace.header.object.target_ids])
     top = processed.max(axis=1, keepdims=True)
-    lse = top + np.log(np.exp(processed - top).sum(axis=1, keepdims=True))
-    return np.asarray(processed[np.arange(targets.size), targets][:, None] - lse)
+    total = top + np.log(np.exp(processed - top).sum(axis=1, keepdims=True))
+    return total, processed[np.arange(targets.size), targets][:, None]
 
 
 def _rotate(x: FloatArray, positions: npt.NDArray[np.int_], c: ModelConfig) -> FloatArray:

@@ -20,7 +20,16 @@ from diffcheck.localize import localize
 from diffcheck.models import resolve_model, weight_shapes
 from diffcheck.record import weight_digest
 from diffcheck.trace.reader import Trace
-from tests.diffcheck.engine_cases import Seen, check_fault, check_meaning, digests, fault_at, plan_for, scored_samples
+from tests.diffcheck.engine_cases import (
+    DEVICE,
+    Seen,
+    check_fault,
+    check_meaning,
+    digests,
+    fault_at,
+    plan_for,
+    scored_samples,
+)
 
 pytest.importorskip("megatron.core")
 torch = pytest.importorskip("torch")
@@ -28,7 +37,7 @@ pytestmark = pytest.mark.engines
 
 FOLDER, CONFIG = resolve_model("tiny-qwen3")
 #: One thread: these matrices are small, and the machine may be shared.
-OPTIONS = EngineOptions("megatron", FOLDER, extra={"threads": 1})
+OPTIONS = EngineOptions("megatron", FOLDER, device=DEVICE, extra={"threads": 1})
 #: Faults are injected in the middle layer, so that there are boundaries before and after.
 FAULTS = [b for b in graph(CONFIG) if b.layer in (1, None) and b.operator != "logsumexp"]
 #: One boundary of each kind of layout: replicated, column, fused column, partial, and what the reduction gives.
@@ -77,6 +86,8 @@ def tp1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def tp2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    if DEVICE == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two ranks need two GPUs")
     engine = Engine(replace(OPTIONS, tensor_parallel=2), tmp_path_factory.mktemp("tp2"))
     with engine.session:
         yield engine

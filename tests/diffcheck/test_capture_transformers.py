@@ -21,6 +21,7 @@ from diffcheck.record import weight_digest
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 from tests.diffcheck.engine_cases import (
+    DEVICE,
     FLOAT32,
     LENGTHS,
     Seen,
@@ -37,7 +38,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engines
 
 FOLDER, CONFIG = resolve_model("tiny-qwen3")
-OPTIONS = EngineOptions("transformers", FOLDER, extra={"threads": 1})
+OPTIONS = EngineOptions("transformers", FOLDER, device=DEVICE, extra={"threads": 1})
 FAULTS = [b for b in graph(CONFIG) if b.layer in (1, None) and b.operator != "logsumexp"]
 
 
@@ -166,13 +167,14 @@ def test_sdpa_overrides_and_nothing_left_patched(tmp_path: Path) -> None:
         OPTIONS,
         model_overrides={"rope_theta": 5e5, "rms_norm_eps": 1e-5},
         weight_flips=((flipped, 3, 2),),
-        extra={"attn_implementation": "sdpa", "threads": 1},
+        extra={"attn_implementation": "sdpa", "logprob": "logsumexp", "threads": 1},
     )
     engine = Adapter(options, quiet)
     trace = Trace(engine.capture(plan_for(CONFIG, tmp_path / "trace"), quiet).trace)
     assert (modeling_qwen3.apply_rotary_pos_emb, functions["sdpa"]) == original
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in engine.model.modules())
     engine.close()
+    assert set(trace.header.boundaries) == {b.name for b in graph(CONFIG)}
     record = trace.header.object
     assert record.rope["theta"] == 5e5 and record.model["rms_norm_eps"] == 1e-5
     weights = seen(trace).weights
@@ -249,7 +251,7 @@ def test_other_architectures_mean_the_same_in_megatron(name: str, tmp_path: Path
     config = other_model(tmp_path / "model", ARCHITECTURES[name])
     logprobs = []
     for kind in ("transformers", "megatron"):
-        options = EngineOptions(kind, tmp_path / "model", dtype="float32", extra={"threads": 1})
+        options = EngineOptions(kind, tmp_path / "model", dtype="float32", device=DEVICE, extra={"threads": 1})
         live = open_adapter(options, quiet)
         try:
             trace = Trace(live.capture(plan_for(config, tmp_path / kind), quiet).trace)
