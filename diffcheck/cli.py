@@ -35,6 +35,9 @@ app = typer.Typer(
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False
+#: The shell's code for a process ended by Ctrl-C. typer leaves by SystemExit then, and only then.
+_INTERRUPTED = 130
+_INTERRUPTED_TEXT = "[yellow]interrupted[/]; nothing half-written is left"
 #: What typer raises for a bad command line, whichever copy of click it uses.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -254,9 +257,9 @@ def _guard(run: Callable[[], Any]) -> int:
     except _UsageError as error:
         error.show()
         return int(ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        _errors.print("[yellow]interrupted[/]; nothing half-written is left")
-        return 130
+    except (KeyboardInterrupt, typer.Abort, SystemExit):
+        _errors.print(_INTERRUPTED_TEXT)
+        return _INTERRUPTED
     except RlkError as error:
         _errors.print(f"[red]error:[/] {error.cause}", highlight=False, soft_wrap=True)
         if error.remedy:

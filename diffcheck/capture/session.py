@@ -19,6 +19,7 @@ from typing import Any
 from diffcheck.capture.adapter import CaptureResult, Progress
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.errors import EngineError, ExitCode, RlkError
+from diffcheck.trace.writer import remove_staging
 
 #: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
 _ENVIRONMENT = {
@@ -56,6 +57,8 @@ class EngineSession:
         self._pending: deque[str] = deque()
         self._opened = False
         self._requests = 0
+        #: Trace of the request in progress: an engine that is killed cannot clean up itself.
+        self._writing: Path | None = None
         # Megatron's ranks are processes of ours; the other engines spawn their own.
         ranks = options.tensor_parallel if options.engine == "megatron" else 1
         port = os.environ.get("MASTER_PORT") or str(_free_port())
@@ -107,8 +110,11 @@ class EngineSession:
             RlkError: as the adapter raised it, with its remedy and exit code.
         """
         self.wait_ready()
+        self._writing = plan.out
         self._send({"capture": plan.to_json()})
-        return CaptureResult.from_json(self._receive())
+        result = CaptureResult.from_json(self._receive())
+        self._writing = None
+        return result
 
     def _send(self, request: dict[str, Any]) -> None:
         self._requests += 1
@@ -171,21 +177,29 @@ class EngineSession:
         error.add_note(_tail(self.log))
         return error
 
-    def close(self) -> None:
-        """End the engine: politely first, then by force, its children included."""
+    def close(self, *, hurry: bool = False) -> None:
+        """End the engine: politely first, then by force, its children included.
+
+        Args:
+            hurry: do not wait for the request in progress; it is told to stop, and what it was writing is removed.
+        """
         for process in self._processes:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
+            if hurry:
+                process.terminate()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
+                process.wait(timeout=3 if hurry else 10)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for stream in self._replies:
             stream.close()
         self._processes, self._replies = [], []
+        if self._writing is not None:
+            remove_staging(self._writing)
 
     def __enter__(self) -> EngineSession:
         return self
@@ -193,7 +207,7 @@ class EngineSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(hurry=kind is not None)
 
 
 class _Lines:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -37,6 +38,8 @@ class _Replies:
 
 def main() -> None:
     """Serve requests ``{"open": options}``, ``{"capture": plan}`` until end of input."""
+    # The parent's way to interrupt: unwinds through every writer, which then leaves nothing half-written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     replies = _Replies()
     adapter: Adapter | None = None
     try:

@@ -39,7 +39,7 @@ class TraceWriter:
         self.folder = folder
         self.level = level
         self.rank = rank
-        self._staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+        self._staging = folder.with_name(f"{_staging_prefix(folder)}{os.getpid()}")
         shutil.rmtree(self._staging, ignore_errors=True)
         try:
             self._staging.mkdir(parents=True)
@@ -122,6 +122,18 @@ class TraceWriter:
             raise TraceError(f"{path}: {error.strerror}", "free some space, or choose another folder") from None
         self._files[path.name] = file_sha256(path)
         self._tensors, self._buffered = {}, 0
+
+
+def _staging_prefix(folder: Path) -> str:
+    return f".{folder.name}.partial-"
+
+
+def remove_staging(folder: Path) -> None:
+    """Remove what a killed writer of ``folder`` left."""
+    if folder.parent.is_dir():
+        for path in folder.parent.iterdir():
+            if path.name.startswith(_staging_prefix(folder)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def file_sha256(path: Path) -> str:
