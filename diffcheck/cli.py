@@ -35,7 +35,7 @@ app = typer.Typer(
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False
-#: The shell's code for a process ended by Ctrl-C. typer leaves by SystemExit then, and only then.
+#: The shell's code for a process ended by Ctrl-C; typer returns it instead of raising.
 _INTERRUPTED = 130
 _INTERRUPTED_TEXT = "[yellow]interrupted[/]; nothing half-written is left"
 #: What typer raises for a bad command line, whichever copy of click it uses.
@@ -251,13 +251,15 @@ def main(arguments: list[str] | None = None) -> None:
 def _guard(run: Callable[[], Any]) -> int:
     try:
         code = run()
+        if code == _INTERRUPTED:
+            _errors.print(_INTERRUPTED_TEXT)
         return int(code) if isinstance(code, int) else int(ExitCode.EQUAL)
     except typer.Exit as stop:
         return stop.exit_code
     except _UsageError as error:
         error.show()
         return int(ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort, SystemExit):
+    except (KeyboardInterrupt, typer.Abort):
         _errors.print(_INTERRUPTED_TEXT)
         return _INTERRUPTED
     except RlkError as error:
