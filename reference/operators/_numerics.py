@@ -75,9 +75,15 @@ def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float
     return REDUCTIONS[name](x, step="square", **parameters)
 
 
-def unit_dot(a: Float32Array, b: Float32Array, c: Float32Array | None, unit: str, fmt: str) -> Float32Array:
-    """c + a @ b on the named matrix unit, operands in ``fmt``."""
-    return dot(a, b, c, unit=unit, input_format=fmt)
+def unit_dot(
+    a: Float32Array, b: Float32Array, c: Float32Array | None, unit: str, fmt: str, names: tuple[str, str]
+) -> Float32Array:
+    """c + a @ b on the named matrix unit, operands in ``fmt``; errors call a and b by ``names``."""
+    try:
+        return dot(a, b, c, unit=unit, input_format=fmt)
+    except ValueError as error:
+        operand, colon, what = str(error).partition(": ")
+        raise ValueError(f"{dict(zip('ab', names, strict=True)).get(operand, operand)}{colon}{what}") from None
 
 
 def require_unit(unit: str, fmt: str, operator: str) -> None:

@@ -140,7 +140,8 @@ def _visit(
     operands = contract.domain.input if rounding.query in ("float32", contract.domain.input) else "float32"
     if primitives.scale == "query" and rounding.query == "float32":
         operands = "float32"
-    products = np.stack([unit_dot(rows, k, None, primitives.unit, operands) for rows, k in zip(q, keys, strict=True)])
+    names = ("q", "keys")
+    products = np.stack([unit_dot(a, b, None, primitives.unit, operands, names) for a, b in zip(q, keys, strict=True)])
     scores = np.where(seen, _scale_scores(products, scale, contract), NEVER)
     maximum = np.maximum(state.maximum, scores.max(axis=-1))
     alpha = exponential(_difference(state.maximum, maximum))
@@ -193,10 +194,11 @@ def _product(
     """start + p @ values, where a masked key takes no part even if its value is Inf or NaN."""
     unit, fmt = contract.primitives.unit, contract.domain.input
     operands = fmt if contract.rounding.probabilities == fmt else "float32"
+    names = ("probabilities", "values")
     if np.isfinite(values).all():
-        return unit_dot(p, values, start, unit, operands)
+        return unit_dot(p, values, start, unit, operands, names)
     rows = [
-        unit_dot(p[i : i + 1], np.where(seen[i, :, None], values, ZERO), start[i : i + 1], unit, operands)
+        unit_dot(p[i : i + 1], np.where(seen[i, :, None], values, ZERO), start[i : i + 1], unit, operands, names)
         for i in range(p.shape[0])
     ]
     return np.concatenate(rows)

@@ -250,7 +250,9 @@ def attention(
         return q
     if kv.length == 0:
         raise ValueError("q: a query sees no key, since the sequence is empty")
-    kv_heads = kv.read(0, 1)[0].shape[1]
+    _, kv_heads, key_dim = kv.read(0, 1)[0].shape
+    if key_dim != head_dim:
+        raise ValueError(f"q: head_dim {head_dim} differs from the keys' {key_dim}")
     if heads % kv_heads:
         raise ValueError(f"q: {heads} heads are not a multiple of the {kv_heads} KV heads")
     if sinks is not None:

@@ -26,6 +26,8 @@ class Domain(Group):
     )
 
 
+OPERANDS = ("x", "weight")
+
 BLOCK_K: int = choice(
     (0, 64, 128, 256, 512, 1024),
     {
@@ -179,7 +181,7 @@ def _chain(a: Float32Array, b: Float32Array, start: Float32Array | None, contrac
     a, b = a[:, order], b[order]
     block = contract.partition.block_k or size
     unit, fmt = contract.primitives.unit, contract.domain.input
-    total = unit_dot(a[:, :block], b[:block], start, unit, fmt)
+    total = unit_dot(a[:, :block], b[:block], start, unit, fmt, OPERANDS)
     for k in range(block, size, block):
-        total = total + unit_dot(a[:, k : k + block], b[k : k + block], None, unit, fmt)
+        total = total + unit_dot(a[:, k : k + block], b[k : k + block], None, unit, fmt, OPERANDS)
     return total

@@ -115,7 +115,7 @@ def test_overflow_and_specials() -> None:
     [
         (np.zeros((2, 8), np.float32), np.zeros((3, 9), np.float32), r"weight: axis 1 \(inputs\) must be 8"),
         (np.zeros((2, 0), np.float32), np.zeros((3, 0), np.float32), "0 inputs cannot be cut"),
-        (np.full((2, 8), 1.001, np.float32), np.zeros((3, 8), np.float32), "bfloat16"),
+        (np.full((2, 8), 1.001, np.float32), np.zeros((3, 8), np.float32), "x: 1.00.* is not a bfloat16 value"),
     ],
 )
 def test_bad_values(x: object, weight: object, message: str) -> None:
