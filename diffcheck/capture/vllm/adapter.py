@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -92,11 +93,14 @@ class Adapter:
             versions = package_versions("torch") | {"vllm": self.version, "python": platform.python_version()}
             answers = self._rpc("rlk_finish", json.dumps([s.to_json() for s in samples]), versions)
             seconds |= answers[0]["seconds"]
-        except BaseException:
-            self._llm.llm_engine.abort_request(requests)
-            raise
-        finally:
             self._rpc("rlk_end")
+        except BaseException:
+            # The first fault is the one to report: a dead worker makes these fail too.
+            with contextlib.suppress(Exception):
+                self._llm.llm_engine.abort_request(requests)
+            with contextlib.suppress(Exception):
+                self._rpc("rlk_end")
+            raise
         return CaptureResult(samples, plan.out, seconds)
 
     def close(self) -> None:

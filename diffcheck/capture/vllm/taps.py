@@ -199,8 +199,10 @@ def _tap_rotary(taps: Taps, live: Live, module: Module) -> None:
         (positions, *rest), kwargs = call
         if live.plan.position_offset:
             positions = positions + live.plan.position_offset
-        assert live.step is not None
-        live.positions.see(live.step.padded(positions.shape[-1]), positions)
+        # Every layer gets the same tensor.
+        if live.layer == 0:
+            assert live.step is not None
+            live.positions.see(live.step.padded(positions.shape[-1]), positions)
         return (positions, *rest), kwargs
 
     def rotated(output: Any) -> Any:
