@@ -178,7 +178,10 @@ def test_two_ranks_compute_the_same_object_as_one(honest: Trace, honest_tp2: Tra
 def test_temperature_divides_the_logits_in_float32(tp1: Engine, honest: Trace) -> None:
     trace = tp1.capture(temperature=0.7)
     logits = seen(trace)["logits"].astype(np.float32)
-    np.testing.assert_array_equal(seen(trace)["processed_logits"], logits / np.float32(0.7))
+    # On CUDA torch multiplies by the reciprocal of a scalar divisor; measured on one H200 with torch 2.11.
+    t = np.float32(0.7)
+    scaled = logits * (np.float32(1) / t) if DEVICE == "cuda" else logits / t
+    np.testing.assert_array_equal(seen(trace)["processed_logits"], scaled)
     assert digests(trace)["logits"] == digests(honest)["logits"]
     assert trace.header.object.temperature == 0.7
     check_meaning(seen(trace))
