@@ -153,8 +153,8 @@ def _residual_add(make: _Maker) -> Inputs:
 
 
 def _logits(make: _Maker) -> Any:
-    """Logits [2, 509] without +Inf and NaN rows: 509 columns fill neither lanes nor segments."""
-    x = np.asarray(make("logits", 2, 509, dtype="float32"))
+    """Logits [4, 257] without +Inf and NaN rows: 257 columns fill neither lanes nor segments."""
+    x = np.asarray(make("logits", 4, 257, dtype="float32"))
     x = np.where(np.isfinite(x) | np.isneginf(x), x, np.float32(1.5))
     return (np.clip(x, -3e38, 3e4) * np.float32(4 if make.kind == "normal" else 1)).astype(np.float32)
 
@@ -164,7 +164,7 @@ def _logsumexp(make: _Maker) -> Inputs:
 
 
 def _logprob(make: _Maker) -> Inputs:
-    return {"": ({"logits": _logits(make), "targets": integers("logprob/targets", (2,), 509)}, {})}
+    return {"": ({"logits": _logits(make), "targets": integers("logprob/targets", (4,), 257)}, {})}
 
 
 def _processed_logits(make: _Maker) -> Inputs:

@@ -43,7 +43,7 @@ def vector_files() -> Iterator[tuple[str, bytes]]:
 def vector_file(profile_name: str, operator: str) -> bytes:
     """One file: tensors ``<dtype>/<case>/in/<name>`` and ``.../out/<name>``; contracts and attributes in the metadata.
 
-    Where the contract rounds its output, ``.../unrounded/<name>`` is what it would round: a cast hides most differences.
+    Where the contract rounds its output, ``.../unrounded/<name>`` is what it rounds: a cast hides most differences.
     Values that all belong to bfloat16 under a bfloat16 contract are stored as bfloat16, others as float32 or int64.
     """
     arrays: dict[str, tuple[str, NDArray[Any]]] = {}
