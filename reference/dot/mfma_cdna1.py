@@ -20,10 +20,10 @@ def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: 
         return fma32_seq.accumulate(a, b, c, input_format)
     group = GROUPS[input_format.name]
     missing = -a.shape[1] % group
-    left = np.pad(a.astype(np.float64), ((0, 0), (0, missing)))
-    right = np.pad(b.astype(np.float64), ((0, missing), (0, 0)))
     result = c
     with np.errstate(all="ignore"):
+        left = np.pad(a.astype(np.float64), ((0, 0), (0, missing)))
+        right = np.pad(b.astype(np.float64), ((0, missing), (0, 0)))
         for k in range(0, left.shape[1], group):
             products = [left[:, i, None] * right[i] for i in range(k, k + group)]  # exact
             result = round_exact_sum([*products, result.astype(np.float64)])

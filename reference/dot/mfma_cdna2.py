@@ -10,8 +10,10 @@ from reference.dot import fma32_seq
 from reference.dot.unit import MatrixUnit
 from reference.formats import Format
 
-#: Consecutive k of one step.
+#: Consecutive k of one sum of products.
 GROUP = 4
+#: Consecutive k of one instruction, which flushes C once.
+INSTRUCTION = 8
 
 
 def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: Format) -> Float32Array:
@@ -19,14 +21,15 @@ def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: 
     if input_format.name == "float32":
         return fma32_seq.accumulate(a, b, c, input_format)
     left, right = _flush_to_positive_zero(a, input_format), _flush_to_positive_zero(b, input_format)
-    missing = -a.shape[1] % GROUP
+    missing = -a.shape[1] % INSTRUCTION
     left, right = np.pad(left, ((0, 0), (0, missing))), np.pad(right, ((0, missing), (0, 0)))
     result = c
     with np.errstate(all="ignore"):
         for k in range(0, left.shape[1], GROUP):
             products = [flush_subnormals(left[:, i, None] * right[i]) for i in range(k, k + GROUP)]
             pairs = [flush_subnormals(products[i] + products[i + 1]) for i in (0, 2)]
-            result = _flush_to_positive_zero(result, input_format=None)
+            if k % INSTRUCTION == 0:
+                result = _flush_to_positive_zero(result, input_format=None)
             result = flush_subnormals(result + flush_subnormals(pairs[0] + pairs[1]))
     return np.array(result, np.float32)
 
@@ -39,7 +42,7 @@ def _flush_to_positive_zero(x: Float32Array, input_format: Format | None) -> Flo
 
 UNIT = MatrixUnit(
     name="mfma-cdna2",
-    hardware="gfx90a v_mfma_f32_32x32x8bf16_1k and 16x16x16bf16_1k, 32x32x8f16, f32",
+    hardware="gfx90a v_mfma_f32_32x32x8bf16_1k, 32x32x8f16, f32",
     input_formats=("float32", "bfloat16", "float16"),
     arithmetic="operands flushed; (p0 + p1) + (p2 + p3), then + C, each rounded to nearest even and flushed",
     evidence="modelled, equal to mmasim 2.1.1",
