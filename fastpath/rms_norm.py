@@ -1,0 +1,307 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""Root-mean-square normalisation, alone or after a residual add: `reference.operators.rms_norm` as Triton kernels.
+
+A warp takes a row: `WIDTH` lanes accumulate its chunks in ascending order, then merge by adjacent pairs. The row stays
+in registers between the sum and the scaling, so that it is read once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from fastpath._tensors import TRITON_TYPES, model_dtype
+from fastpath.backend import UnsupportedError, launch, require_fields, require_tensor
+from fastpath.primitives import div_rn, narrow, pairs_tree, rsqrt, widen
+from reference.contract.base import Contract, Value
+from reference.operators.rms_norm import RmsNormContract
+
+#: What the norms of this package compute.
+IMPLEMENTED_NORM: dict[str, Value] = {
+    "order.sum": "lanes-tree-256",
+    "order.product": "(x*r)*w",
+    "precision.variance": "float32",
+    "rounding.normalised": "float32",
+    "primitives.square": "fma",
+    "primitives.mean": "divide",
+    "primitives.rsqrt": "rlk",
+}
+LANES = 256
+#: Longest row that the registers of 8 warps hold.
+MOST_COLUMNS = 32768
+#: Rows whose weight gradients one program adds; part of the contract of the backward pass.
+WEIGHT_ROWS = 64
+
+
+@triton.jit
+def inverse_rms(squares, COLUMNS: tl.constexpr, epsilon, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS] of rsqrt(sum / COLUMNS + epsilon) from lane sums [ROWS, WIDTH]."""
+    count = tl.full([ROWS], COLUMNS, tl.float32)
+    return rsqrt(div_rn(pairs_tree(squares, ROWS, WIDTH), count) + epsilon)
+
+
+@triton.jit
+def rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    output,
+    residual_output,
+    epsilon,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """One row: s = x + residual (rounded, and handed on), output = s * rsqrt(mean(s^2) + epsilon) * weight."""
+    row = tl.program_id(0).to(tl.int64) * COLUMNS
+    lane = tl.arange(0, WIDTH)
+    squares = tl.zeros([WIDTH], tl.float32)
+    chunks = ()
+    for start in tl.static_range(0, COLUMNS, WIDTH):
+        inside = start + lane < COLUMNS
+        value = tl.load(x + row + start + lane, mask=inside, other=0.0)
+        if HAS_RESIDUAL:
+            other = tl.load(residual + row + start + lane, mask=inside, other=0.0)
+            value = narrow(widen(value) + widen(other), DTYPE)
+            tl.store(residual_output + row + start + lane, value, mask=inside)
+        chunks = chunks + (value,)  # noqa: RUF005 - what Triton parses
+        squares = tl.fma(widen(value), widen(value), squares)
+    scale = inverse_rms(tl.reshape(squares, [1, WIDTH]), COLUMNS, epsilon, 1, WIDTH)
+    for chunk in tl.static_range(len(chunks)):
+        column = chunk * WIDTH + lane
+        w = widen(tl.load(weight + column, mask=column < COLUMNS, other=0.0))
+        normalised = (widen(chunks[chunk]) * scale) * w
+        tl.store(output + row + column, narrow(normalised, DTYPE), mask=column < COLUMNS)
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    grad_output,
+    grad_residual,
+    x,
+    weight,
+    grad_x,
+    scales,
+    epsilon,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Gradient of one row, and its scale r for the gradient of the weight."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index * COLUMNS
+    lane = tl.arange(0, WIDTH)
+    squares = tl.zeros([WIDTH], tl.float32)
+    products = tl.zeros([WIDTH], tl.float32)
+    values = ()
+    slopes = ()
+    for start in tl.static_range(0, COLUMNS, WIDTH):
+        inside = start + lane < COLUMNS
+        value = widen(tl.load(x + row + start + lane, mask=inside, other=0.0))
+        dy = widen(tl.load(grad_output + row + start + lane, mask=inside, other=0.0))
+        slope = dy * widen(tl.load(weight + start + lane, mask=inside, other=0.0))
+        values = values + (value,)  # noqa: RUF005 - what Triton parses
+        slopes = slopes + (slope,)  # noqa: RUF005 - what Triton parses
+        squares = tl.fma(value, value, squares)
+        products = tl.fma(slope, value, products)
+    scale = inverse_rms(tl.reshape(squares, [1, WIDTH]), COLUMNS, epsilon, 1, WIDTH)
+    tl.store(scales + index + tl.arange(0, 1), scale)
+    mean = div_rn(pairs_tree(tl.reshape(products, [1, WIDTH]), 1, WIDTH), tl.full([1], COLUMNS, tl.float32))
+    pull = (mean * scale) * scale
+    for chunk in tl.static_range(len(values)):
+        column = chunk * WIDTH + lane
+        dx = scale * tl.fma(values[chunk], 0.0 - pull, slopes[chunk])
+        if HAS_RESIDUAL:
+            dx = dx + widen(tl.load(grad_residual + row + column, mask=column < COLUMNS, other=0.0))
+        tl.store(grad_x + row + column, narrow(dx, DTYPE), mask=column < COLUMNS)
+
+
+@triton.jit
+def weight_gradient_kernel(
+    grad_output, x, scales, partials, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """partials[i]: sum of dy * (x * r) over the i-th ROWS rows, a chain of FMA in ascending order."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    total = tl.zeros([BLOCK], tl.float32)
+    for row in range(first, tl.minimum(first + ROWS, rows)):
+        dy = widen(tl.load(grad_output + row * COLUMNS + column, mask=column < COLUMNS, other=0.0))
+        value = widen(tl.load(x + row * COLUMNS + column, mask=column < COLUMNS, other=0.0))
+        total = tl.fma(dy, value * tl.load(scales + row), total)
+    tl.store(partials + tl.program_id(0).to(tl.int64) * COLUMNS + column, total, mask=column < COLUMNS)
+
+
+@triton.jit
+def add_partials_kernel(partials, output, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    """output: the sum of the partial rows in ascending order."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for row in range(count):
+        total += tl.load(partials + row * COLUMNS + column, mask=column < COLUMNS, other=0.0)
+    tl.store(output + column, narrow(total, DTYPE), mask=column < COLUMNS)
+
+
+class RmsNormResult(NamedTuple):
+    """``output`` and, of the form with a residual, ``residual``: the sum that the next block adds to (else None)."""
+
+    output: torch.Tensor
+    residual: torch.Tensor | None
+
+
+class RmsNormGradients(NamedTuple):
+    """Gradients of ``x`` (and of the residual: the same) and of ``weight``."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    contract: RmsNormContract,
+    residual: torch.Tensor | None = None,
+) -> RmsNormResult:
+    """Normalise each row of ``x``, or of ``x + residual``.
+
+    Args:
+        x: bfloat16 or float32 as the contract says, [tokens, hidden], hidden up to 32768.
+        weight: [hidden], the same dtype.
+        epsilon: added to the mean square; rounded to float32, there at least 2^-126.
+        residual: [tokens, hidden].
+
+    Raises:
+        UnsupportedError: a contract field, format or size without kernel.
+        TypeError, ValueError: dtype, shape, layout or device of an argument; epsilon.
+    """
+    dtype = require_norm(contract, epsilon)
+    for path in ("rounding.sum", "rounding.residual"):
+        require_fields(contract, {path: str(contract.get("rounding.output"))})
+    require_tensor(x, "x", "tokens, hidden", dtype)
+    tokens, hidden = x.shape
+    require_tensor(weight, "weight", f"hidden={hidden}", dtype)
+    if residual is not None:
+        require_tensor(residual, "residual", f"tokens={tokens}, hidden={hidden}", dtype)
+    output = torch.empty_like(x)
+    residual_output = None if residual is None else torch.empty_like(x)
+    if x.numel():
+        launch(
+            rms_norm_kernel,
+            (tokens,),
+            *(x, x if residual is None else residual, weight, output),
+            *(output if residual_output is None else residual_output, round_epsilon(epsilon)),
+            contract=contract,
+            options={"num_warps": row_warps(hidden, dtype)},
+            COLUMNS=hidden,
+            WIDTH=lanes_of(hidden),
+            HAS_RESIDUAL=residual is not None,
+            DTYPE=TRITON_TYPES[dtype],
+        )
+    return RmsNormResult(output, residual_output)
+
+
+def rms_norm_backward(
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    contract: RmsNormContract,
+    grad_residual: torch.Tensor | None = None,
+) -> RmsNormGradients:
+    """Gradients of the norm, deterministic: no atomics, every sum in a fixed order, each result rounded once.
+
+    With r = rsqrt(mean(x^2) + epsilon) and g = dy * w, both sums in the contract's lanes and tree:
+    dx = r * fma(-x, ((sum(g * x) / n) * r) * r, g) (+ grad_residual); dw: chains of fma(dy, x * r, .) over blocks of 64
+    rows, the blocks added in ascending order.
+
+    Args:
+        grad_output: [tokens, hidden].
+        x: what was normalised: ``x``, or the residual sum that :func:`rms_norm` handed on.
+        grad_residual: gradient of the residual sum, [tokens, hidden].
+
+    Raises:
+        As :func:`rms_norm`.
+    """
+    dtype = require_norm(contract, epsilon)
+    require_tensor(x, "x", "tokens, hidden", dtype)
+    tokens, hidden = x.shape
+    require_tensor(grad_output, "grad_output", f"tokens={tokens}, hidden={hidden}", dtype)
+    require_tensor(weight, "weight", f"hidden={hidden}", dtype)
+    if grad_residual is not None:
+        require_tensor(grad_residual, "grad_residual", f"tokens={tokens}, hidden={hidden}", dtype)
+    grad_x = torch.empty_like(x)
+    scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    if x.numel():
+        launch(
+            rms_norm_backward_kernel,
+            (tokens,),
+            *(grad_output, x if grad_residual is None else grad_residual, x, weight, grad_x, scales),
+            round_epsilon(epsilon),
+            contract=contract,
+            options={"num_warps": 4 * row_warps(hidden, dtype)},
+            COLUMNS=hidden,
+            WIDTH=lanes_of(hidden),
+            HAS_RESIDUAL=grad_residual is not None,
+            DTYPE=TRITON_TYPES[dtype],
+        )
+    return RmsNormGradients(grad_x, weight_gradient(grad_output, x, scales, contract))
+
+
+def weight_gradient(
+    grad_output: torch.Tensor, x: torch.Tensor, scales: torch.Tensor, contract: Contract
+) -> torch.Tensor:
+    """Gradient of a norm's weight, [columns], from rows [rows, columns] and their scales [rows], float32."""
+    rows, columns = x.shape
+    blocks = triton.cdiv(rows, WEIGHT_ROWS)
+    partials = torch.empty(blocks, columns, dtype=torch.float32, device=x.device)
+    output = torch.empty(columns, dtype=x.dtype, device=x.device)
+    width = min(256, triton.next_power_of_2(columns))
+    tiles = triton.cdiv(columns, width)
+    if rows:
+        arguments = (grad_output, x, scales, partials, rows)
+        sizes = {"COLUMNS": columns, "BLOCK": width}
+        launch(weight_gradient_kernel, (blocks, tiles), *arguments, contract=contract, **sizes, ROWS=WEIGHT_ROWS)
+    sizes = {"COLUMNS": columns, "BLOCK": width}
+    launch(
+        add_partials_kernel, (tiles,), partials, output, blocks, contract=contract, **sizes, DTYPE=TRITON_TYPES[x.dtype]
+    )
+    return output
+
+
+def require_norm(contract: Contract, epsilon: float) -> torch.dtype:
+    """The dtype of a norm's contract, if its kernels implement it.
+
+    Raises:
+        UnsupportedError, ValueError: contract; epsilon (one Triton release takes wrong roots of subnormals).
+    """
+    require_fields(contract, IMPLEMENTED_NORM)
+    if not 2.0**-126 <= round_epsilon(epsilon) < float("inf"):
+        raise ValueError(f"epsilon: must be finite and at least 2^-126, got {epsilon!r}")
+    return model_dtype(contract)
+
+
+def round_epsilon(epsilon: float) -> float:
+    """``epsilon`` rounded to float32."""
+    return float(np.float32(epsilon))
+
+
+def lanes_of(columns: int) -> int:
+    """Lanes of a row sum: 256, or the largest power of two that is not above the length of the row."""
+    return min(LANES, 1 << (columns.bit_length() - 1))
+
+
+def row_warps(columns: int, dtype: torch.dtype) -> int:
+    """Warps per row: enough to hold the row in 64 registers a thread.
+
+    Raises:
+        UnsupportedError: a row longer than ``MOST_COLUMNS``.
+    """
+    if columns > MOST_COLUMNS:
+        raise UnsupportedError(f"hidden: rows of {columns} do not fit the registers; at most {MOST_COLUMNS}")
+    return max(1, min(8, triton.next_power_of_2(columns * dtype.itemsize) // 8192))
