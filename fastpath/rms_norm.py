@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
 """Root-mean-square normalisation, alone or after a residual add: `reference.operators.rms_norm` as Triton kernels.
 
 A warp takes a row: `WIDTH` lanes accumulate its chunks in ascending order, then merge by adjacent pairs. The row stays
@@ -304,4 +304,4 @@ def row_warps(columns: int, dtype: torch.dtype) -> int:
     """
     if columns > MOST_COLUMNS:
         raise UnsupportedError(f"hidden: rows of {columns} do not fit the registers; at most {MOST_COLUMNS}")
-    return max(1, min(8, triton.next_power_of_2(columns * dtype.itemsize) // 8192))
+    return max(1, min(8, int(triton.next_power_of_2(columns * dtype.itemsize)) // 8192))

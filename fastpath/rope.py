@@ -28,7 +28,7 @@ IMPLEMENTED = {
     "primitives.rotate": "fma_cos",
 }
 #: Pairs that one program rotates.
-TILE = 1024
+TILE = 512
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import triton
 
-from fastpath.compiled.code import GPU_TARGETS
 from fastpath.compiled.check import Report, examine
+from fastpath.compiled.code import GPU_TARGETS
 
 
 def line(report: Report) -> str:

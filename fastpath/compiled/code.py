@@ -123,9 +123,9 @@ def compile_plan(plan: Plan) -> Code:
 
 def _specialise(plan: Plan) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Types, constants and attributes as Triton's just-in-time compiler derives them from arguments."""
-    names = plan.kernel.arg_names
+    names: list[str] = plan.kernel.arg_names
     signature = dict.fromkeys(names, "constexpr")
-    constants = {(names.index(name),): value for name, value in plan.constants.items()}
+    constants: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in plan.constants.items()}
     attributes: dict[tuple[int, ...], Any] = {}
     for index, value in enumerate(plan.arguments):
         kind = _type_of(value)
