@@ -8,7 +8,7 @@ from reference.formats import FLOAT32, Format, decode
 from reference.rounding import round_to
 from tests.reference.bits import Float32Array
 
-KINDS = ("normal", "wide", "powers", "sparse", "tiny", "large", "cancelling", "borrow", "patterns", "special")
+KINDS = ("normal", "wide", "powers", "sparse", "tiny", "faint", "large", "cancelling", "borrow", "patterns", "special")
 
 
 def operands(kind: str, fmt: Format, shape: tuple[int, int, int], seed: int) -> tuple[Float32Array, ...]:
@@ -28,6 +28,9 @@ def operands(kind: str, fmt: Format, shape: tuple[int, int, int], seed: int) -> 
             x = np.where(rng.random(size) < 0.3, x, np.copysign(0.0, x))
         elif kind == "tiny":
             x = x * FLOAT32.min_normal * 2.0 ** rng.integers(-3, 3, size) if is_start else tiny(x)
+        elif kind == "faint":  # products around half the smallest subnormal: only their sum can be seen
+            power = rng.integers(-77, -73, size) if fmt.exponent_bits == 8 else fmt.min_exponent
+            x = np.rint(x * 3) * 2.0**-149 if is_start else np.ldexp(x, power)
         elif kind == "large":
             limit = rng.integers(57, 63, size) if fmt.exponent_bits == 8 else int(np.frexp(fmt.max_finite)[1]) - 2
             x = np.ldexp(x, 127 if is_start and fmt.exponent_bits == 8 else limit)
@@ -57,3 +60,13 @@ def operands(kind: str, fmt: Format, shape: tuple[int, int, int], seed: int) -> 
         exponent = rng.integers(6, 14, (M, N))
         c = np.ldexp(np.float32(1), exponent).astype(np.float32) * rng.choice(np.array([-1, 1], np.float32), (M, N))
     return a, b, c
+
+
+def borrow_from_accumulator(sign: float) -> tuple[Float32Array, ...]:
+    """One CDNA3 group whose sum needs 32 fractional bits below the accumulator's exponent.
+
+    C = 2^8 and S = -(3 * 2^-17 - 2^-24): the sum lies 2^-24 above a tie between an odd and an even value, one binade
+    below C. With one bit less, S would floor onto the tie and round to even.
+    """
+    a = np.array([[-3 * 2.0**-17, 2.0**-24, 0, 0, 0, 0, 0, 0]], np.float32) * np.float32(sign)
+    return a, np.ones((8, 1), np.float32), np.array([[sign * 2.0**8]], np.float32)

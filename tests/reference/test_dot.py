@@ -12,7 +12,7 @@ from reference.dot.scalar import dot_scalar
 from reference.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from reference.rounding import round_to
 from tests.reference.bits import assert_same_bits, f32
-from tests.reference.dot_cases import KINDS, operands
+from tests.reference.dot_cases import KINDS, borrow_from_accumulator, operands
 
 CASES = [(unit, name) for unit in UNITS for name in UNITS[unit].input_formats]
 
@@ -180,3 +180,16 @@ def test_known_values() -> None:
     assert run(unit="mfma-cdna3-g8")[0, 0] == 1 + 2.0**-23
     # CDNA1 sums in pairs: 1 + 2^-24 is a tie and lost, then 2^-24 + 2^-26 rounds up
     assert run(unit="mfma-cdna1")[0, 0] == 1 + 2.0**-23
+
+
+def test_cdna3_keeps_32_bits_below_the_accumulator() -> None:
+    a, b, c = borrow_from_accumulator(1.0)
+    assert dot(a, b, c, unit="mfma-cdna3-g8", input_format="bfloat16")[0, 0] == 2.0**8 - 2.0**-16
+
+
+def test_cdna3_zero_products_take_no_part_in_the_alignment() -> None:
+    # 8 products of 2^-152: aligned to their own exponent they add up to the smallest subnormal; a zero operand's
+    # exponent of -126, paired with a large operand, must not push them out
+    a, b = f32([[2.0**-76] * 7 + [0.0]]), f32([2.0**-76] * 7 + [2.0**100])[:, None]
+    b[0, 0] = 2.0**-75
+    assert dot(a, b, unit="mfma-cdna3-g8", input_format="bfloat16")[0, 0] == 2.0**-149

@@ -10,7 +10,7 @@ import pytest
 from reference.dot import UNITS, dot
 from reference.formats import FORMATS
 from tests.reference.bits import assert_same_bits
-from tests.reference.dot_cases import KINDS, operands
+from tests.reference.dot_cases import KINDS, borrow_from_accumulator, operands
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mmasim")
@@ -69,6 +69,14 @@ def simulator(unit: str, input_format: str) -> Any:
 def test_every_unit_and_format_has_an_instruction() -> None:
     missing = {(unit, name) for unit in UNITS for name in UNITS[unit].input_formats} - set(CASES)
     assert {unit for unit, _ in missing} <= {"fma32-seq"}  # a float32 FMA whatever the format of its inputs
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_mmasim_too_keeps_32_bits_below_the_accumulator(sign: float) -> None:
+    a, b, c = borrow_from_accumulator(sign)
+    left, right = torch.from_numpy(a).bfloat16(), torch.from_numpy(b).bfloat16()
+    theirs = simulator("mfma-cdna3-g8", "bfloat16")(left, right, torch.from_numpy(c)).numpy()
+    assert_same_bits(dot(a, b, c, unit="mfma-cdna3-g8", input_format="bfloat16"), theirs)
 
 
 @pytest.mark.parametrize(("unit", "input_format"), CASES)
