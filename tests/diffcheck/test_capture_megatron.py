@@ -175,6 +175,19 @@ def test_two_ranks_compute_the_same_object_as_one(honest: Trace, honest_tp2: Tra
     np.testing.assert_allclose(one, two, atol=0.1)
 
 
+def test_a_rank_that_disagrees_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffcheck.capture.megatron import Adapter
+
+    def exchange(everyone: list[dict[str, str]], mine: dict[str, str]) -> None:
+        everyone[:] = [mine, {**mine, "norm": "other bits"}]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", exchange)
+    rank = Adapter.__new__(Adapter)
+    rank.ranks = 2
+    recorder: Any = types.SimpleNamespace(digests=lambda: {"embed_tokens": "bits", "norm": "bits"})
+    assert rank._agreement(recorder) == {"ranks_disagree_at": ["norm"]}
+
+
 def test_temperature_divides_the_logits_in_float32(tp1: Engine, honest: Trace) -> None:
     trace = tp1.capture(temperature=0.7)
     logits = seen(trace)["logits"].astype(np.float32)
