@@ -16,18 +16,21 @@ def require_dtype(array: Any, argument: str, *dtypes: type[np.generic]) -> NDArr
     Raises:
         TypeError: not a NumPy array or scalar, another dtype, or another byte order. Nothing is cast.
     """
-    allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
     if not isinstance(array, np.ndarray | np.generic):
         raise TypeError(
-            f"{argument}: expected a NumPy array of {allowed}, got {type(array).__name__}; convert it explicitly"
+            f"{argument}: expected a NumPy array of {_names(dtypes)}, got {type(array).__name__}; convert it explicitly"
         )
     if not array.dtype.isnative:
         raise TypeError(
             f"{argument}: byte order of {array.dtype.str} is not native; convert: a.astype(a.dtype.newbyteorder('='))"
         )
     if array.dtype.type not in dtypes:
-        raise TypeError(f"{argument}: expected dtype {allowed}, got {array.dtype.name}; convert it explicitly")
+        raise TypeError(f"{argument}: expected dtype {_names(dtypes)}, got {array.dtype.name}; convert it explicitly")
     return np.asarray(array)
+
+
+def _names(dtypes: tuple[type[np.generic], ...]) -> str:
+    return " or ".join(np.dtype(dtype).name for dtype in dtypes)
 
 
 def require_float32(array: Any, argument: str) -> Float32Array:

@@ -1,0 +1,129 @@
+"""The engines' profiles against what the engines call: PyTorch's own kernels, bit for bit in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference.contract import profile
+from reference.operators import RopeTable, logprob, logsumexp, qk_norm, residual_add, rms_norm, rope, rope_table, swiglu
+from tests.reference.exact import assert_same_bits, bits
+
+torch = pytest.importorskip("torch")
+
+VLLM, MEGATRON, TRANSFORMERS = (profile(n) for n in ("vllm-0.32-cpu", "megatron-0.16-local", "transformers-5-eager"))
+EPSILON = 1e-6
+
+
+def draw(seed: int, *shape: int, dtype: str = "bfloat16", scale: float = 1.0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(getattr(torch, dtype))
+
+
+def numpy(tensor: Any) -> Any:
+    return tensor.detach().float().numpy()
+
+
+def cast_norm(x: Any, weight: Any) -> Any:
+    """What vLLM and transformers compute from float32 ``x``: a cast to the weight's dtype, then the multiply."""
+    normalised = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return normalised.to(weight.dtype) * weight
+
+
+@pytest.mark.parametrize("size", [64, 576, 1024, 4096])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_norms(size: int, dtype: str) -> None:
+    x, residual = draw(1, 16, size, dtype=dtype, scale=2.0), draw(2, 16, size, dtype=dtype)
+    weight = 1 + draw(3, size, dtype=dtype, scale=0.2)
+    for engine in (VLLM, TRANSFORMERS):
+        contract: Any = engine.contract("rms_norm", dtype)
+        got = rms_norm(numpy(x), numpy(weight), EPSILON, contract).output
+        assert_same_bits(got, numpy(cast_norm(x.float(), weight)))
+    contract = VLLM.contract("rms_norm", dtype)
+    fused = rms_norm(numpy(x), numpy(weight), EPSILON, contract, numpy(residual))
+    assert_same_bits(fused.output, numpy(cast_norm(x.float() + residual.float(), weight)))
+    assert fused.residual is not None
+    assert_same_bits(fused.residual, numpy(x + residual))
+    module = torch.nn.RMSNorm(size, eps=EPSILON, dtype=getattr(torch, dtype))
+    module.weight.data = weight
+    contract = MEGATRON.contract("rms_norm", dtype)
+    assert_same_bits(rms_norm(numpy(x), numpy(weight), EPSILON, contract).output, numpy(module(x)))
+
+
+def test_the_engines_norms_differ() -> None:
+    """vLLM casts x/rms to bfloat16 before the weight multiply, torch.nn.RMSNorm does not: the first norm differs."""
+    x, weight = numpy(draw(1, 16, 256)), numpy(1 + draw(3, 256, scale=0.2))
+    outputs = [rms_norm(x, weight, EPSILON, e.contract("rms_norm")).output for e in (VLLM, MEGATRON)]  # type: ignore[arg-type]
+    assert 0.05 < (bits(outputs[0]) != bits(outputs[1])).mean() < 0.6
+
+
+def test_qk_norm() -> None:
+    x, weight = draw(1, 8, 3, 64), 1 + draw(2, 64, scale=0.2)
+    vllm: Any = VLLM.contract("qk_norm")
+    assert_same_bits(qk_norm(numpy(x), numpy(weight), EPSILON, vllm), numpy(cast_norm(x.float(), weight)))
+    module = torch.nn.RMSNorm(64, eps=EPSILON, dtype=torch.bfloat16)
+    module.weight.data = weight
+    megatron: Any = MEGATRON.contract("qk_norm")
+    assert_same_bits(qk_norm(numpy(x), numpy(weight), EPSILON, megatron), numpy(module(x)))
+
+
+def test_residual_add_and_swiglu() -> None:
+    x, y = draw(1, 64, 256, scale=4.0), draw(2, 64, 256)
+    for engine in (VLLM, MEGATRON, TRANSFORMERS):
+        add: Any = engine.contract("residual_add")
+        assert_same_bits(residual_add(numpy(x), numpy(y), add), numpy(x + y))
+        gated: Any = engine.contract("swiglu")
+        assert_same_bits(swiglu(numpy(x), numpy(y), gated), numpy(torch.nn.functional.silu(x) * y))
+
+
+def torch_table(head_dim: int, length: int, theta: float) -> tuple[Any, Any]:
+    inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+    angle = torch.outer(torch.arange(length, dtype=torch.float), inv_freq)
+    return angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(64, 1e6), (128, 1e4)])
+def test_rope(head_dim: int, theta: float) -> None:
+    cos, sin = torch_table(head_dim, 300, theta)
+    contract: Any = MEGATRON.contract("rope")
+    table = rope_table(np.arange(300), head_dim, theta, contract)
+    assert_same_bits(table.cos, numpy(cos))
+    assert_same_bits(table.sin, numpy(sin))
+    x = draw(1, 300, 2, head_dim)
+    a, b = x.chunk(2, dim=-1)
+    rotated = x * torch.cat([cos, cos], -1)[:, None] + torch.cat([-b, a], -1) * torch.cat([sin, sin], -1)[:, None]
+    for engine in (MEGATRON, TRANSFORMERS):
+        contract = engine.contract("rope")
+        assert_same_bits(rope(numpy(x), table, contract), numpy(rotated))
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(("dtype", "rotate"), [("bfloat16", "mul_add"), ("float32", "fma_sin")])
+def test_rope_of_vllm(dtype: str, rotate: str) -> None:
+    """The C++ kernel keeps products in float32; its float32 form was compiled into FMAs."""
+    platforms = pytest.importorskip("vllm.platforms")
+    platforms.current_platform.import_kernels()
+    cos, sin = (t.to(getattr(torch, dtype)) for t in torch_table(64, 200, 1e6))
+    x = draw(1, 200, 4 * 64, dtype=dtype)
+    rotated = x.clone()
+    torch.ops._C.rotary_embedding(torch.arange(200), rotated, None, 64, torch.cat([cos, sin], -1).contiguous(), True)
+    contract: Any = VLLM.contract("rope", dtype).override("primitives.rotate", rotate)
+    got = rope(numpy(x).reshape(200, 4, 64), RopeTable(numpy(cos), numpy(sin)), contract)
+    assert_same_bits(got.reshape(200, -1), numpy(rotated))
+
+
+@pytest.mark.parametrize("vocabulary", [503, 1000])
+def test_logprob(vocabulary: int) -> None:
+    """The order is exact; the exponential differs by an ulp in some terms, which few sums show."""
+    logits, target = draw(1, 200, vocabulary, dtype="float32", scale=4.0), torch.arange(200)
+    log_softmax = torch.log_softmax(logits, dim=-1)[target, target]
+    shifted = logits - logits.max(-1, keepdim=True).values
+    cross_entropy = -(shifted.exp().sum(-1).log() - shifted[target, target])
+    for engine, expected in ((VLLM, log_softmax), (TRANSFORMERS, log_softmax), (MEGATRON, cross_entropy)):
+        sums: Any = engine.contract("logsumexp")
+        formula: Any = engine.contract("logprob")
+        got = logprob(logits.numpy(), target.numpy(), logsumexp(logits.numpy(), sums), formula)
+        assert (bits(got) != bits(expected.numpy())).mean() < 0.05
+        assert np.abs(got - expected.numpy()).max() < 2e-6
