@@ -155,12 +155,12 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
     norm("norm", seen[stream], "model.norm.weight", c.hidden_size)
     linear("logits", seen["norm"][_active(seen)], "model.embed_tokens" if c.tie_word_embeddings else "lm_head")
     close("processed_logits", seen["logits"] / record.temperature)
-    total, chosen = _log_sum_exp(seen)
+    lse, chosen = _log_sum_exp(seen)
     if "logsumexp" in seen.trace:
-        close("logsumexp", total)
-        total = seen["logsumexp"]
+        close("logsumexp", lse)
+        lse = seen["logsumexp"]
     if changed != "logprobs":
-        np.testing.assert_allclose(seen["logprobs"], chosen - total, rtol=1e-5, atol=1e-5, err_msg="logprobs")
+        np.testing.assert_allclose(seen["logprobs"], chosen - lse, rtol=1e-5, atol=1e-5, err_msg="logprobs")
 
 
 def _active(seen: Seen) -> npt.NDArray[np.bool_]:
