@@ -1,0 +1,164 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""The schedule of `fastpath.matmul` for many tokens on Hopper: persistent programs, operands by bulk copies (TMA).
+
+One loop runs over all K of all tiles of a program, so that copies stay ahead across tiles. Within a tree, sums of pairs
+and quads of segments wait in registers; the half of 8 segments waits in a workspace of the program, in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fastpath.backend import launch
+from fastpath.primitives import LOWEST, narrow, ordered, widen
+from fastpath.schedules import Schedule
+
+if TYPE_CHECKING:
+    from reference.operators.linear import LinearContract
+
+
+@triton.jit
+def locate(tile, M, N, parts, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Tile number -> part, first row, first column: columns of GROUP tiles share weights in the L2 cache."""
+    tiles_m = tl.cdiv(M, BM)
+    tiles_n = tl.cdiv(N, BN)
+    per_part = tiles_m * tiles_n
+    part = tile // per_part
+    tile = tile % per_part
+    width = GROUP * tiles_n
+    first = (tile // width) * GROUP
+    height = min(tiles_m - first, GROUP)
+    return part, (first + (tile % width) % height) * BM, ((tile % width) // height) * BN
+
+
+@triton.jit
+def store_tile(
+    out, total, bias, part, row, column, M, N,
+    BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out[part, row:, column:] = total (+ bias), rounded to the output's dtype."""
+    m = row + tl.arange(0, BM)
+    n = column + tl.arange(0, BN)
+    if BIAS:
+        total += widen(tl.load(bias + n, mask=n < N, other=0.0))[None, :]
+    rows = out + part.to(tl.int64) * M * N + m.to(tl.int64)[:, None] * N
+    tl.store(rows + n[None, :], narrow(total, out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def chain_kernel(
+    x, w, bias, out, maxima, M, N, segment, parts,
+    BIAS: tl.constexpr, MAXIMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """out[part] = chain over segment number part. x [M, K], w [N, K]: descriptors; out [parts, M, N].
+
+    MAXIMA: also maxima[row, tile of columns] = largest key of the row in the tile, for the log-sum-exp.
+    """
+    steps = tl.cdiv(segment, BK)
+    tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
+    for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
+        part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
+        total = tl.zeros((BM, BN), tl.float32)
+        for step in range(steps):
+            k = part * segment + step * BK
+            total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+        store_tile(out, total, bias, part, row, column, M, N, BIAS, BM, BN)
+        if MAXIMA:
+            m = row + tl.arange(0, BM)
+            keys = tl.where((column + tl.arange(0, BN) < N)[None, :], ordered(total), LOWEST)
+            tl.store(maxima + m.to(tl.int64) * tl.cdiv(N, BN) + column // BN, tl.max(keys, axis=1), mask=m < M)
+
+
+@triton.jit
+def tree_kernel(
+    x, w, bias, out, workspace, M, N, segment, parts,
+    LOCAL: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """out[part] = balanced tree over LOCAL (2, 4 or 8) segments, the first of them number part * LOCAL."""
+    program = tl.program_id(0)
+    own = workspace + program * (BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
+    for tile in range(program, tiles, PROGRAMS):
+        part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
+        pair = tl.zeros((BM, BN), tl.float32)
+        quad = tl.zeros((BM, BN), tl.float32)
+        for index in range(LOCAL):
+            start = (part * LOCAL + index) * segment
+            total = tl.zeros((BM, BN), tl.float32)
+            for step in range(segment // BK):
+                k = start + step * BK
+                total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+            # a binary counter: as many sums merge as index + 1 has trailing zeros
+            if index % 2 == 0:
+                pair = total
+            else:
+                pair += total
+                if index % 4 == 1:
+                    quad = pair
+                else:
+                    quad += pair
+                    if LOCAL == 8:
+                        if index == 3:
+                            tl.store(own, quad)
+                        else:
+                            quad = tl.load(own) + quad
+        store_tile(out, pair if LOCAL == 2 else quad, bias, part, row, column, M, N, BIAS, BM, BN)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Number of streaming multiprocessors; an H200's while code is only planned."""
+    return 132 if device.type == "meta" else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launch_persistent(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    sums: torch.Tensor,
+    segment: int,
+    parts: int,
+    plan: Schedule,
+    contract: LinearContract,
+    maxima: torch.Tensor | None = None,
+) -> None:
+    """Fill ``sums`` [parts, tokens, outputs] (or [tokens, outputs] for one part).
+
+    ``maxima``: int32 [tokens, tiles of outputs], filled with row maxima of the tiles as ordered keys.
+    """
+    tokens, outputs = x.shape[0], weight.shape[0]
+    tiles = triton.cdiv(tokens, plan.tokens) * triton.cdiv(outputs, plan.outputs) * parts
+    programs = min(multiprocessors(x.device), tiles)
+    operands = (
+        TensorDescriptor.from_tensor(x, [plan.tokens, plan.k]),
+        TensorDescriptor.from_tensor(weight, [plan.outputs, plan.k]),
+        sums if bias is None else bias,
+        sums,
+    )
+    sizes = (tokens, outputs, segment, parts)
+    constants: dict[str, Any] = {
+        "BIAS": bias is not None,
+        "BM": plan.tokens,
+        "BN": plan.outputs,
+        "BK": plan.k,
+        "GROUP": 8,
+        "PROGRAMS": programs,
+    }
+    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    if plan.local == 1:
+        constants["MAXIMA"] = maxima is not None
+        arguments = (*operands, sums if maxima is None else maxima, *sizes)
+        launch(chain_kernel, (programs,), *arguments, contract=contract, options=options, **constants)
+        return
+    spilled = plan.tokens * plan.outputs * programs if plan.local == 8 else 1
+    workspace = torch.empty(spilled, dtype=torch.float32, device=x.device)
+    constants["LOCAL"] = plan.local
+    launch(tree_kernel, (programs,), *operands, workspace, *sizes, contract=contract, options=options, **constants)

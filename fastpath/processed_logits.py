@@ -1,0 +1,145 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""Temperature, top-k and top-p masks before the log-sum-exp: `reference.operators.processed_logits`.
+
+Sorting only moves values, so the library sorts; what adds or divides is ours, in the contract's order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastpath.backend import launch, require_fields, require_tensor
+from fastpath.primitives import div_rn, exp, pairs_tree
+from reference.operators.processed_logits import ProcessedLogitsContract
+
+
+@triton.jit
+def scale_kernel(logits, out, size, temperature, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr):
+    """out = logits / temperature, or logits * (1 / temperature)."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + offset, mask=offset < size, other=0.0)
+    # a scalar division would be the compiler's own; a block of one value is not
+    divisor = tl.zeros((BLOCK,), tl.float32) + temperature
+    scaled = x * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(x, divisor)
+    tl.store(out + offset, scaled, mask=offset < size)
+
+
+@triton.jit
+def weights_kernel(ordered, weights, maximum, sums, columns, LANES: tl.constexpr):
+    """weights = exp(ordered - maximum) of one row, and their sum in the lanes and tree of the contract."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.load(maximum + row)
+    lane = tl.arange(0, LANES)
+    total = tl.zeros((LANES,), tl.float32)
+    for start in range(0, columns, LANES):
+        inside = start + lane < columns
+        x = tl.load(ordered + row * columns + start + lane, mask=inside, other=0.0)
+        weight = exp(x - largest)
+        tl.store(weights + row * columns + start + lane, weight, mask=inside)
+        total += tl.where(inside, weight, 0.0)
+    tl.store(sums + row + tl.arange(0, 1), pairs_tree(tl.reshape(total, [1, LANES]), 1, LANES))
+
+
+@triton.jit
+def kept_kernel(weights, sums, kept, rows, columns, threshold, ASCENDING: tl.constexpr, BLOCK: tl.constexpr):
+    """Which sorted columns stay: weight / sum is cumulated one after the other. Arrays are [columns, rows]."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    total = tl.load(sums + row, mask=inside, other=1.0)
+    probability = div_rn(tl.load(weights + row, mask=inside, other=0.0), total)
+    cumulated = probability
+    for column in range(0, columns):
+        if ASCENDING:
+            stays = (cumulated > threshold) | (column == columns - 1)
+        else:
+            stays = (cumulated - probability <= threshold) | (column == 0)
+        tl.store(kept + tl.cast(column, tl.int64) * rows + row, stays.to(tl.int8), mask=inside)
+        following = min(column + 1, columns - 1)
+        probability = div_rn(
+            tl.load(weights + tl.cast(following, tl.int64) * rows + row, mask=inside, other=0.0), total
+        )
+        cumulated += probability
+
+
+def processed_logits(
+    logits: torch.Tensor,
+    contract: ProcessedLogitsContract,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> torch.Tensor:
+    """Scale and mask logits.
+
+    Args:
+        logits: float32, [tokens, vocabulary], without NaN.
+        temperature: above 0; rounded to float32.
+        top_k: number of logits to keep, at least 1; None keeps all.
+        top_p: probability mass to keep, in (0, 1]; rounded to float32; None or 1 keeps all.
+
+    Returns:
+        float32, [tokens, vocabulary]; masked columns are -inf.
+
+    Raises:
+        TypeError, ValueError: dtype, shape, layout or device; a setting outside its range.
+        UnsupportedError: a contract without a kernel.
+    """
+    implemented = {"order.sum": tuple(_LANES), "rounding.output": "float32", "primitives.exp": "rlk"}
+    require_fields(contract, implemented)
+    require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature: must be finite and above 0, got {temperature!r}")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k: must be an integer of at least 1 or None, got {top_k!r}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: must be above 0 and at most 1, or None, got {top_p!r}")
+    scaled = torch.empty_like(logits)
+    size, block = logits.numel(), 1024
+    if size == 0:
+        return scaled
+    reciprocal = contract.primitives.temperature == "reciprocal"
+    grid = (triton.cdiv(size, block),)
+    arguments = (logits, scaled, size, temperature)
+    launch(scale_kernel, grid, *arguments, contract=contract, RECIPROCAL=reciprocal, BLOCK=block)
+    filters = {"top_k": top_k is not None, "top_p": top_p is not None and top_p < 1}
+    order = ("top_k", "top_p") if contract.order.filters == "top_k_top_p" else ("top_p", "top_k")
+    for name in order:
+        if filters[name] and name == "top_k":
+            scaled = _mask(scaled, _top_k(scaled, int(top_k or 0), contract))
+        elif filters[name]:
+            scaled = _mask(scaled, _top_p(scaled, float(top_p or 0), contract))
+    return scaled
+
+
+_LANES = {"lanes-tree-64": 64, "lanes-tree-256": 256, "lanes-tree-1024": 1024}
+
+
+def _mask(logits: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    return torch.where(keep, logits, torch.full_like(logits, float("-inf")))
+
+
+def _top_k(logits: torch.Tensor, k: int, contract: ProcessedLogitsContract) -> torch.Tensor:
+    k = min(k, logits.shape[1])
+    ordered, index = torch.sort(logits, dim=1, descending=True, stable=True)
+    if contract.domain.top_k_ties == "keep":
+        return logits >= ordered[:, k - 1 : k]
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :k], True)
+
+
+def _top_p(logits: torch.Tensor, p: float, contract: ProcessedLogitsContract) -> torch.Tensor:
+    rows, columns = logits.shape
+    ascending = contract.order.top_p == "ascending"
+    ordered, index = torch.sort(logits, dim=1, descending=not ascending, stable=True)
+    maximum = ordered[:, -1 if ascending else 0].contiguous()
+    weights, sums = torch.empty_like(ordered), torch.empty_like(maximum)
+    lanes = min(_LANES[contract.order.sum], 1 << (columns.bit_length() - 1))
+    launch(weights_kernel, (rows,), ordered, weights, maximum, sums, columns, contract=contract, LANES=lanes)
+    threshold = torch.tensor(p, dtype=torch.float32)
+    limit = float(1 - threshold) if ascending else float(threshold)
+    kept = torch.empty(columns, rows, dtype=torch.int8, device=logits.device)
+    arguments = (weights.t().contiguous(), sums, kept, rows, columns, limit)
+    constants = {"ASCENDING": ascending, "BLOCK": 32}
+    options = {"num_warps": 1}
+    launch(kept_kernel, (triton.cdiv(rows, 32),), *arguments, contract=contract, options=options, **constants)
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index, kept.t().bool())
