@@ -34,6 +34,9 @@ class Boundary:
     layout: Layout = "replicated"
     #: Inputs of which a row reads every earlier position of its sample too (attention's keys and values).
     history_inputs: tuple[str, ...] = ()
+    #: What a fusing engine reads in place of an input: vLLM's norm takes the unrounded sum of the residual's two terms,
+    #: so its output can differ although the rounded sum does not. A row with such a difference is not called an origin.
+    fused_inputs: tuple[str, ...] = ()
     #: Whether the tensor holds one slice per rank before the reduction (compared only at equal tensor parallelism).
     partial: bool = False
 
@@ -49,11 +52,12 @@ def graph(config: ModelConfig, tensor_parallel: int = 1) -> list[Boundary]:
 
 def _walk(c: ModelConfig, tp: int) -> Iterator[Boundary]:
     yield Boundary("embed_tokens", "embedding", (), c.hidden_size)
-    stream = "embed_tokens"
+    stream: str = "embed_tokens"
+    terms: tuple[str, ...] = ()
     for n in range(c.num_hidden_layers):
-        yield from _layer(c, tp, n, stream)
-        stream = f"layers.{n}.mlp_residual"
-    yield Boundary("norm", "rms_norm", (stream,), c.hidden_size)
+        yield from _layer(c, tp, n, stream, terms)
+        stream, terms = f"layers.{n}.mlp_residual", (f"layers.{n}.attn_residual", f"layers.{n}.mlp.down_proj")
+    yield Boundary("norm", "rms_norm", (stream,), c.hidden_size, fused_inputs=terms)
     vocab = c.vocab_size
     yield Boundary("logits", "lm_head", ("norm",), vocab, rows="response", layout="column")
     yield Boundary("processed_logits", "processed_logits", ("logits",), vocab, rows="response", layout="column")
@@ -61,7 +65,8 @@ def _walk(c: ModelConfig, tp: int) -> Iterator[Boundary]:
     yield Boundary("logprobs", "logprob", ("processed_logits", "logsumexp"), 1, rows="response")
 
 
-def _layer(c: ModelConfig, tp: int, n: int, stream: str) -> Iterator[Boundary]:
+def _layer(c: ModelConfig, tp: int, n: int, stream: str, terms: tuple[str, ...]) -> Iterator[Boundary]:
+    """One layer. ``stream`` is the residual stream it reads, ``terms`` the two boundaries that it is the sum of."""
     layer = f"layers.{n}"
     attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
 
@@ -69,7 +74,7 @@ def _layer(c: ModelConfig, tp: int, n: int, stream: str) -> Iterator[Boundary]:
         return Boundary(name, operator, inputs, width, layer=n, **kwargs)  # type: ignore[arg-type]
 
     norm_in = f"{layer}.input_layernorm"
-    yield node(norm_in, "rms_norm", (stream,), c.hidden_size)
+    yield node(norm_in, "rms_norm", (stream,), c.hidden_size, fused_inputs=terms)
     yield node(f"{attn}.q_proj", "linear", (norm_in,), c.q_size, layout="column")
     yield node(f"{attn}.k_proj", "linear", (norm_in,), c.kv_size, layout="column")
     yield node(f"{attn}.v_proj", "linear", (norm_in,), c.kv_size, layout="column")
@@ -89,7 +94,8 @@ def _layer(c: ModelConfig, tp: int, n: int, stream: str) -> Iterator[Boundary]:
     yield from _row_parallel(f"{attn}.o_proj", f"{attn}.attention", c, tp, n)
     yield node(f"{layer}.attn_residual", "residual_add", (stream, f"{attn}.o_proj"), c.hidden_size)
     norm_post = f"{layer}.post_attention_layernorm"
-    yield node(norm_post, "rms_norm", (f"{layer}.attn_residual",), c.hidden_size)
+    terms = (stream, f"{attn}.o_proj")
+    yield node(norm_post, "rms_norm", (f"{layer}.attn_residual",), c.hidden_size, fused_inputs=terms)
     yield node(f"{mlp}.gate_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
     yield node(f"{mlp}.up_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
     yield node(f"{mlp}.act", "swiglu", (f"{mlp}.gate_proj", f"{mlp}.up_proj"), c.intermediate_size, layout="column")

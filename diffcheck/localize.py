@@ -95,7 +95,7 @@ class _Flow:
         differs.
         """
         out = np.zeros(len(self._rows[node.rows]), np.bool_)
-        for name in node.inputs:
+        for name in (*node.inputs, *node.fused_inputs):
             source = self._nodes[name]
             differs = self._differs(source)
             if name in node.history_inputs:

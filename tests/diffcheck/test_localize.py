@@ -83,6 +83,20 @@ def test_attention_reads_earlier_positions_of_its_own_sample_only(tmp_path: Path
     assert (result.rows_differing, result.rows_origin) == (3, 2)
 
 
+def test_a_fused_norm_reads_the_terms_of_the_sum(tmp_path: Path) -> None:
+    """Rounding may swallow a difference of down_proj in the residual; the next norm of a fusing engine still sees
+    it.
+    """
+
+    def change(v: Values) -> None:
+        flip("layers.0.mlp.down_proj", 1)(v)
+        flip("layers.1.input_layernorm", 1)(v)
+
+    verdict = localize(*pair(tmp_path, change))
+    assert verdict.first_divergence is not None and verdict.first_divergence.boundary == "layers.0.mlp.down_proj"
+    assert status(verdict, "layers.1.input_layernorm") == "receiver"
+
+
 def test_an_unobserved_boundary_gives_an_interval_and_no_guess(tmp_path: Path) -> None:
     left, right = values(), values()
     flip("layers.0.mlp.down_proj", 0)(right)
