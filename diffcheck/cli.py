@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from diffcheck import contract_cli
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.errors import ExitCode, InputError, RlkError
 from diffcheck.files import check_writable, write_text
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.add_typer(contract_cli.app, name="contract")
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False
