@@ -25,12 +25,14 @@ SUITES: dict[str, Callable[[], Iterator[Measurement]]] = {
 def main() -> int:
     """Run the suites; 1 if a rate is below its target."""
     parser = argparse.ArgumentParser(prog="python -m reference.benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="*", choices=[*SUITES, []], help="suites to run; all by default")
+    parser.add_argument("suite", nargs="*", default=list(SUITES), help=f"among {', '.join(SUITES)}; all by default")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     arguments = parser.parse_args()
+    if unknown := set(arguments.suite) - set(SUITES):
+        parser.error(f"suite: {', '.join(sorted(unknown))} is unknown; choose among {', '.join(SUITES)}")
     results = []
     print(f"{'what':44} {'size':>18} {'rate':>10}  {'':8} {'target':>7} {'over peer':>16}")
-    for suite in arguments.suite or SUITES:
+    for suite in arguments.suite:
         for measurement in SUITES[suite]():
             results.append(measurement)
             print(_line(measurement), flush=True)
