@@ -59,16 +59,20 @@ _TORCH_ROPE: dict[str, Value] = {
     "primitives.table": "float32-pow",
     "primitives.rotate": "mul_add",
 }
+#: SLEEF's exponential, and a logarithm from the C library that is almost always correctly rounded.
+_LIBM: dict[str, Value] = {"primitives.exp": "sleef-u10", "primitives.log": "correctly-rounded"}
+#: MKL's vector functions, which PyTorch calls on whole tensors: no sequence of ours has their last bit everywhere.
+_MKL: dict[str, Value] = {"primitives.exp": "correctly-rounded", "primitives.log": "correctly-rounded"}
 _LOG_SOFTMAX: dict[str, Mapping[str, Value]] = {
-    "logsumexp": {"partition.segments": 1, "order.sum": "lanes-halving-16"},
-    "logprob": {"order.formula": "(x - max) - log(sum)"},
+    "logsumexp": {"partition.segments": 1, "order.sum": "lanes-halving-16", **_LIBM},
+    "logprob": {"order.formula": "(x - max) - log(sum)", "primitives.log": "correctly-rounded"},
 }
 _EAGER_ATTENTION: dict[str, Value] = {
     "partition.block": 0,
     "order.row_sum": "lanes-halving-16",
     "order.normalise": "before_values",
     "rounding.scores": "bfloat16",
-    "primitives.exp": "exp",
+    "primitives.exp": "exp-sleef-u10",
     "primitives.finish": "reciprocal",
 }
 _BFLOAT16_COLLECTIVE: dict[str, Value] = {
@@ -79,7 +83,7 @@ _BFLOAT16_COLLECTIVE: dict[str, Value] = {
 _TORCH_COMMON: dict[str, Mapping[str, Value]] = {
     "row_linear": {"partition.segments": 1},
     "lm_head": {"rounding.output": "bfloat16"},
-    "swiglu": {"rounding.silu": "bfloat16"},
+    "swiglu": {"rounding.silu": "bfloat16", "primitives.silu": "sleef-u10"},
     "all_reduce": _BFLOAT16_COLLECTIVE,
     "reduce_scatter": _BFLOAT16_COLLECTIVE,
 }
@@ -97,12 +101,18 @@ _VLLM_CPU = Profile(
         "qk_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT},
         "rope": {**_TORCH_ROPE, "rounding.product": "float32"},
         "attention": {"partition.block": 32, "primitives.exp": "exp"},
+        "processed_logits": {
+            "order.sum": "lanes-halving-16",
+            "precision.cumulated": "float64",
+            "primitives.exp": "sleef-u10",
+            "primitives.normalise": "reciprocal",
+        },
     },
     unmodelled={
         **_UNMODELLED_GEMM,
         "attention": "a fused C++ kernel with an online softmax in float32; block size and exponential are guesses",
         "rope": "exact for bfloat16; in float32 its compiler fuses the sine product (primitives.rotate = fma_sin)",
-        "logsumexp": "the order is exact; SLEEF's exponential differs from rlk in about 1 of 15 values, by 1 ulp",
+        "logprob": "the C library's logarithm is correctly rounded in all but about 1 of 100,000 cases",
     },
 )
 _MEGATRON_LOCAL = Profile(
@@ -117,13 +127,14 @@ _MEGATRON_LOCAL = Profile(
         "attention": _EAGER_ATTENTION,
         "linear": {"order.bias": "after_rounding"},
         "row_linear": {"partition.segments": 1, "order.bias": "after_rounding"},
-        "logsumexp": {"partition.segments": 1, "order.sum": "cascade-8x4"},
-        "logprob": {"order.formula": "(x - max) - log(sum)"},
+        "logsumexp": {"partition.segments": 1, "order.sum": "cascade-8x4", **_MKL},
+        "logprob": _LOG_SOFTMAX["logprob"],
     },
     unmodelled={
         **_UNMODELLED_GEMM,
-        "attention": "the matrix products have the library's order, and the softmax's exponential is a 20-ulp one",
-        "logsumexp": "the order is exact; SLEEF's exponential differs from rlk in about 1 of 15 values, by 1 ulp",
+        "attention": "the softmax is exact; the two matrix products have the library's order",
+        "logsumexp": "the order is exact; MKL's exponential is correctly rounded in about 99 of 100 cases",
+        "logprob": "MKL's logarithm is correctly rounded in about 98 of 100 cases",
     },
 )
 _TRANSFORMERS_EAGER = Profile(
@@ -138,7 +149,11 @@ _TRANSFORMERS_EAGER = Profile(
         "rope": _TORCH_ROPE,
         "attention": {**_EAGER_ATTENTION, "rounding.products": "bfloat16"},
     },
-    unmodelled=_MEGATRON_LOCAL.unmodelled,
+    unmodelled={
+        **_UNMODELLED_GEMM,
+        "attention": _MEGATRON_LOCAL.unmodelled["attention"],
+        "logprob": _VLLM_CPU.unmodelled["logprob"],
+    },
 )
 
 _ALL = (

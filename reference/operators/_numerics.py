@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,7 +14,8 @@ from reference.dot import UNITS, dot
 from reference.formats import FORMATS
 from reference.primitives import PRIMITIVES, RopeTable, rope_table
 from reference.primitives.correctly_rounded import round_mpmath, round_with_ziv_test
-from reference.reductions import REDUCTIONS
+from reference.reductions import cascade, chain, lanes_tree, strided_vector, warp_shuffle
+from reference.reductions.step import Step
 from reference.rounding import Overflow, round_to
 
 EXPS = tuple(PRIMITIVES["exp"])
@@ -27,20 +27,28 @@ SILUS = (*PRIMITIVES["silu"], "x * sigmoid(x)")
 #: every step rounded to float32, as PyTorch code does.
 TABLES = ("rlk", "float32-pow")
 
-#: Orders of a row sum: name -> (function, its parameters).
-_ROW_SUMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lanes-tree-256": ("lanes-tree", {"lanes": 256}),
-    "lanes-tree-64": ("lanes-tree", {"lanes": 64}),
-    "lanes-tree-1024": ("lanes-tree", {"lanes": 1024}),
-    "chain": ("chain", {}),
-    "warp-shuffle-32x8": ("warp-shuffle", {"warp": 32, "warps": 8}),
-    "warp-shuffle-32x32": ("warp-shuffle", {"warp": 32, "warps": 32}),
-    "warp-shuffle-64x4": ("warp-shuffle", {"warp": 64, "warps": 4}),
-    "warp-shuffle-64x16": ("warp-shuffle", {"warp": 64, "warps": 16}),
-    "cascade-8x4": ("cascade", {"width": 8, "registers": 4}),
-    "lanes-halving-8": ("warp-shuffle", {"warp": 8, "warps": 1}),
-    "lanes-halving-16": ("warp-shuffle", {"warp": 16, "warps": 1}),
-    "vector-16x4": ("strided-vector", {"width": 16, "registers": 4}),
+
+def lanes_halving(x: Float32Array, *, lanes: int, step: Step = "add") -> Float32Array:
+    """One vector register of ``lanes``, merged by halving; a shorter row is a chain (PyTorch's softmax sums)."""
+    if x.shape[-1] < lanes:
+        return chain(x, step=step)
+    return warp_shuffle(x, warp=lanes, warps=1, step=step)
+
+
+#: Orders of a row sum by name.
+_ROW_SUMS: dict[str, Callable[..., Float32Array]] = {
+    "lanes-tree-256": partial(lanes_tree, lanes=256),
+    "lanes-tree-64": partial(lanes_tree, lanes=64),
+    "lanes-tree-1024": partial(lanes_tree, lanes=1024),
+    "chain": chain,
+    "warp-shuffle-32x8": partial(warp_shuffle, warp=32, warps=8),
+    "warp-shuffle-32x32": partial(warp_shuffle, warp=32, warps=32),
+    "warp-shuffle-64x4": partial(warp_shuffle, warp=64, warps=4),
+    "warp-shuffle-64x16": partial(warp_shuffle, warp=64, warps=16),
+    "cascade-8x4": partial(cascade, width=8, registers=4),
+    "lanes-halving-8": partial(lanes_halving, lanes=8),
+    "lanes-halving-16": partial(lanes_halving, lanes=16),
+    "vector-16x4": partial(strided_vector, width=16, registers=4),
 }
 ROW_ORDERS = tuple(_ROW_SUMS)
 #: The orders in which attention may add a block of probabilities.
@@ -63,16 +71,14 @@ def row_sum(x: Float32Array, order: str) -> Float32Array:
     """Sum over the last axis in the named order; +0 for an empty axis."""
     if x.shape[-1] == 0:
         return np.zeros(x.shape[:-1], np.float32)
-    name, parameters = _ROW_SUMS[order]
-    return REDUCTIONS[name](x, **parameters)
+    return _ROW_SUMS[order](x)
 
 
 def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float32Array:
     """Sum of squares over the last axis; ``square`` is "fma", or "mul_add", which rounds squares to ``fmt``."""
     if square == "mul_add":
         return row_sum(narrow(x * x, fmt), order)
-    name, parameters = _ROW_SUMS[order]
-    return REDUCTIONS[name](x, step="square", **parameters)
+    return _ROW_SUMS[order](x, step="square")
 
 
 def unit_dot(
@@ -129,6 +135,7 @@ ATTENTION_EXPS: dict[str, tuple[str, Callable[[Float32Array], Float32Array]]] = 
     "exp2-correctly-rounded": ("2", PRIMITIVES["exp2"]["correctly-rounded"]),
     "exp": ("e", PRIMITIVES["exp"]["rlk"]),
     "exp-correctly-rounded": ("e", PRIMITIVES["exp"]["correctly-rounded"]),
+    "exp-sleef-u10": ("e", PRIMITIVES["exp"]["sleef-u10"]),
 }
 
 

@@ -47,6 +47,17 @@ class Order(Group):
 
 
 @dataclass(frozen=True)
+class Precision(Group):
+    cumulated: str = choice(
+        ("float32", "float64"),
+        {
+            "float32": "cumulates probabilities in float32",
+            "float64": "cumulates probabilities in float64 and rounds each partial sum to float32",
+        },
+    )
+
+
+@dataclass(frozen=True)
 class Rounding(Group):
     output: str = format_choice("float32", "returns float32 logits", "rounds scaled logits to {value}")
 
@@ -61,6 +72,13 @@ class Primitives(Group):
         },
     )
     exp: str = choice(EXPS, "computes exp as {value}")
+    normalise: str = choice(
+        ("divide", "reciprocal"),
+        {
+            "divide": "divides top-p weights by their sum",
+            "reciprocal": "multiplies top-p weights by the reciprocal of their sum",
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,7 @@ class ProcessedLogitsContract(Contract):
     operator: ClassVar[str] = "processed_logits"
     domain: Domain = Domain()
     order: Order = Order()
+    precision: Precision = Precision()
     rounding: Rounding = Rounding()
     primitives: Primitives = Primitives()
 
@@ -137,9 +156,11 @@ def _top_p_mask(logits: Float32Array, p: float, contract: ProcessedLogitsContrac
     by_value = np.argsort(logits if ascending else -logits, axis=1, kind="stable")
     ordered = np.take_along_axis(logits, by_value, axis=1)
     weights = exp(ordered - row_maximum(logits)[:, None], contract.primitives.exp)
-    probabilities = weights / row_sum(weights, contract.order.sum)[:, None]
+    total = row_sum(weights, contract.order.sum)[:, None]
+    divide = contract.primitives.normalise == "divide"
+    probabilities = weights / total if divide else weights * (np.float32(1) / total)
     # accumulate adds strictly one after the other
-    cumulated = np.add.accumulate(probabilities, axis=1, dtype=np.float32)
+    cumulated = np.add.accumulate(probabilities, axis=1, dtype=contract.precision.cumulated).astype(np.float32)
     if ascending:
         kept = cumulated > np.float32(1) - np.float32(p)
         kept[:, -1] = True

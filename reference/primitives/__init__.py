@@ -1,7 +1,8 @@
 """Numerical primitives as exact sequences of IEEE operations, selectable by the name that a contract carries.
 
 `PRIMITIVES[function][variant]`: variant `rlk` is this project's portable sequence; the others exist to describe what
-engines compute: `correctly-rounded`, and `uncompensated`, IEEE square root and division without a correction step.
+engines compute: `correctly-rounded`; `uncompensated`, IEEE square root and division without a correction step; and
+`sleef-u10`, what PyTorch's vectorised CPU kernels call.
 """
 
 from reference.primitives.correctly_rounded import (
@@ -21,10 +22,11 @@ from reference.primitives.rope_table import RopeTable, inverse_frequencies, rope
 from reference.primitives.rsqrt import rsqrt, rsqrt_uncompensated
 from reference.primitives.sigmoid import sigmoid
 from reference.primitives.silu import silu
+from reference.primitives.sleef import exp_sleef, silu_sleef
 
 #: Every variant of every elementwise primitive.
 PRIMITIVES: dict[str, dict[str, Primitive]] = {
-    "exp": {"rlk": exp, "correctly-rounded": exp_correctly_rounded},
+    "exp": {"rlk": exp, "correctly-rounded": exp_correctly_rounded, "sleef-u10": exp_sleef},
     "exp2": {"rlk": exp2, "correctly-rounded": exp2_correctly_rounded},
     "exp2_nonpositive": {"rlk": exp2_nonpositive, "correctly-rounded": exp2_correctly_rounded},
     "log": {"rlk": log, "correctly-rounded": log_correctly_rounded},
@@ -34,7 +36,7 @@ PRIMITIVES: dict[str, dict[str, Primitive]] = {
         "correctly-rounded": rsqrt_correctly_rounded,
     },
     "sigmoid": {"rlk": sigmoid, "correctly-rounded": sigmoid_correctly_rounded},
-    "silu": {"rlk": silu, "correctly-rounded": silu_correctly_rounded},
+    "silu": {"rlk": silu, "correctly-rounded": silu_correctly_rounded, "sleef-u10": silu_sleef},
 }
 
 __all__ = [

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         left_over = {path for path in options.out.rglob("*") if path.is_file()} - made
         differing += sorted(str(path.relative_to(options.out)) for path in left_over)
     what = "differ" if options.check else "written"
-    print(f"{len(made)} files, {len(differing)} {what}", *differing, sep="\n  ")
+    print(f"{len(made) - 1} files and the index, {len(differing)} {what}", *differing, sep="\n  ")
     return int(bool(differing) and options.check)
 
 

@@ -64,7 +64,7 @@ def test_check_finds_a_changed_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "left-over.safetensors").write_bytes(b"")
     assert main(["--out", str(tmp_path), "--check"]) == 1
     assert capsys.readouterr().out.split("\n")[-4:-1] == [
-        "49 files, 2 differ",
+        f"{len(FILES)} files and the index, 2 differ",
         "  strict-v1/fma32-seq/swiglu.safetensors",
         "  left-over.safetensors",
     ]
