@@ -13,7 +13,8 @@ from reference.primitives.correctly_rounded import round_mpmath
 from reference.rounding import round_to
 from tests.reference.bits import Float32Array, assert_same_bits, f32, random_patterns, stratified
 from tests.reference.exhaustive import oracle
-from tests.reference.exhaustive.subjects import DOMAINS, EVERYWHERE, SUBJECTS
+from tests.reference.exhaustive.domains import domain
+from tests.reference.exhaustive.subjects import SUBJECTS
 
 EXACT: dict[str, Callable[[Any], Any]] = {
     "exp": mpmath.exp,
@@ -112,7 +113,7 @@ def test_every_narrow_input(function: str, fmt: Format) -> None:
     x = x[~(x > 0)] if function == "exp2_nonpositive" else x
     y = PRIMITIVES[function]["rlk"](x)
     assert_same_bits(y, oracle.primitive(f"{function}/rlk", x), x)
-    accuracy = oracle.measure(f"{function}/rlk", x, y, DOMAINS.get(function, EVERYWHERE))
+    accuracy = oracle.measure(f"{function}/rlk", x, y, domain(f"{function}/rlk"))
     assert accuracy.worst <= BOUNDS[function]
     codes = oracle.round_codes(y, fmt, "rne", "saturate", None)
     assert_same_bits(round_to(y, fmt, "rne", "saturate"), decode(codes, fmt), x)

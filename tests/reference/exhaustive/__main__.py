@@ -63,7 +63,7 @@ def table() -> str:
             f"- versions: Python {platform.python_version()}, NumPy {np.__version__},"
             f" ml_dtypes {ml_dtypes.__version__}, mpmath {mpmath.__version__}, {versions.splitlines()[0]}",
             f"- oracle: `gcc {' '.join(FLAGS)}`",
-            f"- code: SHA-256 `{sources_digest('cast/')[:16]}` (casts), `{sources_digest('')[:16]}` (primitives)",
+            f"- code: SHA-256 `{sources_digest('cast/')[:16]}` (casts), `{sources_digest('exp/rlk')[:16]}` (`exp/rlk`)",
             "",
             "| subject | inputs | differ | largest error (ulp) | at | not correctly rounded | seconds |",
             "|---|---:|---:|---:|---|---:|---:|",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.reference.exhaustive.domains import domain
 from tests.reference.exhaustive.subjects import SUBJECTS, Outcome
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +40,7 @@ class Shard:
 
 def sources_digest(subject: str) -> str:
     """SHA-256 over the code that a subject depends on; comments and docstrings of Python files do not count."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(domain(subject)).encode())
     for name in CAST_SOURCES if subject.startswith("cast/") else PRIMITIVE_SOURCES:
         source = (ROOT / name).read_text()
         digest.update(f"{name}\0{_code(source) if name.endswith('.py') else source}\0".encode())

@@ -14,17 +14,9 @@ from reference.formats import FORMATS, Format, decode, encode
 from reference.primitives import PRIMITIVES
 from reference.rounding import Mode, Overflow, round_to
 from tests.reference.exhaustive import oracle
+from tests.reference.exhaustive.domains import domain
 
 Float32Array = NDArray[np.float32]
-
-#: Inputs over which the accuracy of a sequence is stated: exp2_nonpositive gives up subnormal results, and exp(-x)
-#: overflows inside sigmoid and silu where their results are still subnormal or tiny.
-DOMAINS = {
-    "exp2_nonpositive": (-126.0, 0.0),
-    "sigmoid": (-float.fromhex("0x1.62e430p6"), float("inf")),
-    "silu": (-float.fromhex("0x1.62e430p6"), float("inf")),
-}
-EVERYWHERE = (-float("inf"), float("inf"))
 
 #: The types of other libraries that round as `rne` with the overflow of the second column.
 PEERS: dict[str, tuple[Any, Overflow]] = {
@@ -115,14 +107,13 @@ def peer_cast(fmt: Format) -> Subject:
 def primitive(function: str, variant: str) -> Subject:
     """A primitive against its sequence in C; NaN as a class; and its accuracy."""
     evaluate, name = PRIMITIVES[function][variant], f"{function}/{variant}"
-    domain = EVERYWHERE if variant == "correctly-rounded" else DOMAINS.get(function, EVERYWHERE)
 
     def run(x: Float32Array) -> Outcome:
         if function == "exp2_nonpositive":
             x = x[~(x > 0)]
         ours = evaluate(x)
         outcome = compare(x, ours, oracle.primitive(name, x), nan_as_class=True)
-        accuracy = oracle.measure(name, x, ours, domain)
+        accuracy = oracle.measure(name, x, ours, domain(name))
         if accuracy.measured:
             outcome.worst_ulp, outcome.worst_x = accuracy.worst, float(accuracy.worst_x).hex()
             outcome.misrounded, outcome.measured = accuracy.misrounded, accuracy.measured
