@@ -23,7 +23,7 @@ LANES = {"lanes-tree-64": 64, "lanes-tree-256": 256, "lanes-tree-1024": 1024}
 
 
 class LogsumexpResult(NamedTuple):
-    """``value`` = ``maximum`` + log(``total``), float32, [tokens] each. A maximum of zero is +0."""
+    """``value`` = ``maximum`` + log(``total``), float32, [tokens] each. The sign of a zero maximum means nothing."""
 
     value: torch.Tensor
     maximum: torch.Tensor

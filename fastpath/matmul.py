@@ -183,6 +183,8 @@ def product(
     plan = schedules.fit(
         plan or schedules.schedule(target, unit, tokens, outputs, segment, segments), x, weight, segments, target, unit
     )
+    if plan.k_major:
+        x, weight = (operand.t().float().contiguous().t() for operand in (x, weight))
     if sums is not None:
         _launch_tiles(x, weight, None, sums, segment, 1, replace(plan, swap=False), contract, goes_on=True)
         return sums

@@ -54,7 +54,7 @@ def store_tile(
 @triton.jit
 def chain_kernel(
     x, w, bias, out, maxima, M, N, segment, parts,
-    BIAS: tl.constexpr, MAXIMA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr, MAXIMA: tl.constexpr, SWAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """out[part] = chain over segment number part. x [M, K], w [N, K]: descriptors; out [parts, M, N].
@@ -65,10 +65,15 @@ def chain_kernel(
     tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
         part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
-        total = tl.zeros((BM, BN), tl.float32)
+        total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
         for step in range(steps):
             k = part * segment + step * BK
-            total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+            if SWAP:
+                total = tl.dot(w.load([column, k]), tl.trans(x.load([row, k])), total)
+            else:
+                total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+        if SWAP:
+            total = tl.trans(total)
         store_tile(out, total, bias, part, row, column, M, N, BIAS, BM, BN)
         if MAXIMA:
             m = row + tl.arange(0, BM)
@@ -136,7 +141,8 @@ def launch_persistent(
     """
     tokens, outputs = x.shape[0], weight.shape[0]
     tiles = triton.cdiv(tokens, plan.tokens) * triton.cdiv(outputs, plan.outputs) * parts
-    programs = min(multiprocessors(x.device), tiles)
+    programs = multiprocessors(x.device) * plan.residents
+    grid = (min(programs, tiles),)
     operands = (
         TensorDescriptor.from_tensor(x, [plan.tokens, plan.k]),
         TensorDescriptor.from_tensor(weight, [plan.outputs, plan.k]),
@@ -154,11 +160,11 @@ def launch_persistent(
     }
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.local == 1:
-        constants["MAXIMA"] = maxima is not None
+        constants |= {"MAXIMA": maxima is not None, "SWAP": plan.swap}
         arguments = (*operands, sums if maxima is None else maxima, *sizes)
-        launch(chain_kernel, (programs,), *arguments, contract=contract, options=options, **constants)
+        launch(chain_kernel, grid, *arguments, contract=contract, options=options, **constants)
         return
-    spilled = plan.tokens * plan.outputs * programs if plan.local == 8 else 1
+    spilled = plan.tokens * plan.outputs * grid[0] if plan.local == 8 else 1
     workspace = torch.empty(spilled, dtype=torch.float32, device=x.device)
     constants["LOCAL"] = plan.local
-    launch(tree_kernel, (programs,), *operands, workspace, *sizes, contract=contract, options=options, **constants)
+    launch(tree_kernel, grid, *operands, workspace, *sizes, contract=contract, options=options, **constants)

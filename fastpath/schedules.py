@@ -25,8 +25,11 @@ class Schedule:
     stages: int = 3
     #: Weights as the left operand: few tokens then fill the short side of the matrix instruction.
     swap: bool = False
-    #: One program per multiprocessor walks all tiles, fed by Hopper's bulk copies (TMA).
+    #: A few programs per multiprocessor walk all tiles, fed by Hopper's bulk copies (TMA).
     persistent: bool = False
+    residents: int = 1
+    #: Copy both operands to float32 with K as the slow axis first: vector loads then run along rows.
+    k_major: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -45,7 +48,9 @@ def schedule(target: Target, unit: str, tokens: int, outputs: int, segment: int,
 def _float32(tokens: int, outputs: int, segments: int) -> Schedule:
     if tokens <= 32:
         return Schedule(tokens=16, outputs=32, k=64, warps=4, stages=3)
-    return Schedule(tokens=64, outputs=64, k=32, local=segments, warps=4, stages=3)
+    if tokens <= 128:
+        return Schedule(tokens=64, outputs=64, k=32, warps=4, stages=3)
+    return Schedule(tokens=128, outputs=128, k=16, local=min(segments, 2), warps=8, stages=3, k_major=True)
 
 
 def _matrix_unit(target: Target, tokens: int, outputs: int, segment: int, segments: int) -> Schedule:
@@ -56,6 +61,67 @@ def _matrix_unit(target: Target, tokens: int, outputs: int, segment: int, segmen
     if segments == 1:
         return Schedule(tokens=128, outputs=256, k=64, warps=8, stages=3, persistent=True)
     return Schedule(tokens=128, outputs=128, k=64, local=segments, warps=8, stages=4, persistent=True)
+
+
+def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Schedule]:
+    """Schedules worth measuring for so many tokens; all of them give the same bits."""
+    local = [n for n in (1, 2, 4, 8) if n <= segments]
+    if unit == "fma32-seq":
+        plans = [Schedule(16, 32, 64), Schedule(64, 64, 32)]
+        tiles = ((128, 128, 16, 8), (64, 128, 16, 4), (128, 128, 16, 4), (128, 64, 16, 4))
+        plans += [Schedule(m, n, k, warps=w, k_major=True) for m, n, k, w in tiles]
+        return [replace(plan, local=n) for plan in plans for n in local[:2]]
+    if tokens <= 64:
+        return [replace(plan, local=n) for plan in _few_tokens(target, power_of_two(tokens)) for n in local[:2]]
+    plans = [Schedule(64, 128, 64, warps=4, stages=3), Schedule(128, 128, 64, warps=8, stages=3)]
+    if target.arch == "sm_90":
+        plans += [
+            Schedule(m, n, 64, warps=warps, stages=stages, persistent=True, residents=residents)
+            for m, n, warps, stages, residents in (
+                (128, 256, 8, 3, 1),
+                (128, 256, 8, 4, 1),
+                (256, 128, 8, 3, 1),
+                (128, 128, 8, 4, 1),
+                (128, 128, 4, 3, 2),
+                (128, 64, 4, 4, 2),
+                (64, 128, 4, 4, 2),
+                (64, 256, 4, 4, 1),
+                (128, 64, 8, 4, 2),
+            )
+        ]
+    # sums of two levels wait in registers: not beside a large tile
+    return [replace(plan, local=n) for plan in plans for n in local if n == 1 or plan.tokens * plan.outputs <= 2**14]
+
+
+def _few_tokens(target: Target, tokens: int) -> list[Schedule]:
+    rows = max(16, tokens)
+    plans = [
+        Schedule(rows, outputs, k, warps=warps, stages=stages)
+        for outputs, k, warps, stages in (
+            (16, 128, 2, 5),
+            (16, 256, 2, 4),
+            (16, 256, 4, 4),
+            (32, 128, 4, 5),
+            (32, 256, 4, 4),
+            (64, 128, 4, 5),
+        )
+    ]
+    plans += [Schedule(max(8, tokens), 64, k, warps=4, stages=4, swap=True) for k in (128, 256)]
+    if target.arch == "sm_90":
+        plans += [
+            Schedule(rows, outputs, k, warps=warps, stages=stages, persistent=True, residents=residents)
+            for outputs, k, warps, stages, residents in (
+                (16, 256, 4, 6, 3),
+                (32, 128, 4, 6, 3),
+                (32, 256, 4, 5, 2),
+                (64, 128, 4, 5, 2),
+            )
+        ]
+        plans += [
+            Schedule(max(8, tokens), 64, k, warps=4, stages=stages, swap=True, persistent=True, residents=residents)
+            for k, stages, residents in ((64, 6, 3), (128, 4, 2), (128, 6, 1))
+        ]
+    return plans
 
 
 def power_of_two(n: int) -> int:

@@ -1,0 +1,186 @@
+"""linear, row_linear and lm_head: every kind of value, every schedule, all row counts, ranks, graphs, repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastpath.backend import DTYPES, INTERPRETED, current_target
+from fastpath.conformance.frame import Case, Comparison, compare, to_device
+from fastpath.conformance.inputs import KINDS, sample, values
+from fastpath.linear import input_contract, input_gradient, linear, weight_contract, weight_gradient
+from fastpath.lm_head import lm_head
+from fastpath.row_linear import row_linear, row_linear_merge, row_linear_partial
+from fastpath.schedules import candidates
+from reference import operators
+from reference.contract.profiles import profile
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"linear": linear, "row_linear": row_linear, "lm_head": lm_head}
+#: tokens, outputs, inputs: ragged everywhere; K is a multiple of 8 for the segments.
+RAGGED = ((1, 5, 24), (17, 70, 200), (33, 129, 328)) if not INTERPRETED else ((1, 5, 24), (17, 33, 40))
+#: Qwen3-0.6B and Qwen3-8B: operator, outputs, inputs.
+MODEL = (
+    ("linear", 4096, 1024),
+    ("linear", 6144, 1024),
+    ("row_linear", 1024, 2048),
+    ("row_linear", 1024, 3072),
+    ("linear", 6144, 4096),
+    ("linear", 24576, 4096),
+    ("row_linear", 4096, 4096),
+    ("row_linear", 4096, 12288),
+)
+ROWS = (1, 2, 7, 8, 16, 64, 65, 129, 256, 1000, 4096, 8192)
+
+
+def cases() -> Iterator[Case]:
+    """All cases of this family."""
+    for unit in current_target().units:
+        for dtype in DTYPES if unit == "fma32-seq" else ("bfloat16",):
+            for operator in FUNCTIONS:
+                name = f"{operator}/{unit}/{dtype}"
+                yield Case(f"{name}/values", partial(_values, operator, unit, dtype), unit)
+            yield Case(f"row_linear/{unit}/{dtype}/ranks", partial(_ranks, unit, dtype), unit)
+            yield Case(f"linear/{unit}/{dtype}/bias", partial(_bias, unit, dtype), unit)
+            yield Case(f"linear/{unit}/{dtype}/gradients", partial(_gradients, unit, dtype), unit)
+        if not INTERPRETED:
+            yield Case(f"linear/{unit}/bfloat16/schedules", partial(_schedules, unit), unit)
+            yield Case(f"linear/{unit}/bfloat16/model", partial(_model, unit), unit)
+            yield Case(f"linear/{unit}/bfloat16/graph", partial(_graph, unit), unit)
+            yield Case(f"linear/{unit}/bfloat16/repeats", partial(_repeats, unit), unit)
+
+
+def _contract(operator: str, unit: str, dtype: str) -> Any:
+    return profile(f"strict-v1/{unit}").contract(operator, dtype)
+
+
+def _operands(kind: str, tokens: int, outputs: int, inputs: int, dtype: str) -> tuple[Any, Any]:
+    return values(kind, (tokens, inputs), dtype, 1), values(kind, (outputs, inputs), dtype, 2)
+
+
+def _values(operator: str, unit: str, dtype: str) -> Iterable[Comparison]:
+    contract, torch_dtype = _contract(operator, unit, dtype), DTYPES[dtype]
+    for kind in KINDS:
+        for tokens, outputs, inputs in RAGGED:
+            x, w = _operands(kind, tokens, outputs, inputs, dtype)
+            got = FUNCTIONS[operator](to_device(x, torch_dtype), to_device(w, torch_dtype), contract)
+            expected = getattr(operators, operator)(x, w, contract)
+            yield compare(f"{kind} {tokens}x{outputs}x{inputs}", got, expected)
+
+
+def _ranks(unit: str, dtype: str) -> Iterable[Comparison]:
+    contract, reduction = _contract("row_linear", unit, dtype), _contract("all_reduce", unit, dtype)
+    torch_dtype = DTYPES[dtype]
+    tokens, outputs, inputs = (5, 17, 64) if INTERPRETED else (33, 130, 1024)
+    for kind in ("normal", "wide", "cancelling"):
+        x, w = _operands(kind, tokens, outputs, inputs, dtype)
+        expected = operators.row_linear(x, w, contract)
+        for ranks in (1, 2, 4, 8):
+            xs, ws = np.split(x, ranks, axis=1), np.split(w, ranks, axis=1)
+            partials = [
+                row_linear_partial(to_device(a, torch_dtype), to_device(b, torch_dtype), contract, ranks)
+                for a, b in zip(xs, ws, strict=True)
+            ]
+            yield compare(f"{kind} TP {ranks}", row_linear_merge(torch.stack(partials), contract, reduction), expected)
+        columns = [linear(to_device(x, torch_dtype), to_device(b, torch_dtype), contract) for b in np.split(w[:16], 4)]
+        yield compare(f"{kind} column parallel", torch.cat(columns, 1), expected[:, :16])
+
+
+def _bias(unit: str, dtype: str) -> Iterable[Comparison]:
+    torch_dtype = DTYPES[dtype]
+    tokens, outputs, inputs = RAGGED[1]
+    for operator in ("linear", "row_linear"):
+        contract = _contract(operator, unit, dtype)
+        x, w = _operands("normal", tokens, outputs, inputs, dtype)
+        bias = values("wide", (outputs,), dtype, 3)
+        arguments = (to_device(x, torch_dtype), to_device(w, torch_dtype), contract, to_device(bias, torch_dtype))
+        expected = getattr(operators, operator)(x, w, contract, bias)
+        yield compare(operator, FUNCTIONS[operator](*arguments), expected)
+
+
+def _gradients(unit: str, dtype: str) -> Iterable[Comparison]:
+    torch_dtype = DTYPES[dtype]
+    tokens, outputs, inputs = (5, 16, 24) if INTERPRETED else (77, 136, 200)
+    for operator in ("linear", "row_linear"):
+        contract = _contract(operator, unit, dtype)
+        x, w = _operands("normal", tokens, outputs, inputs, dtype)
+        grad = values("cancelling", (tokens, outputs), dtype, 3)
+        d, a, b = (to_device(array, torch_dtype) for array in (grad, x, w))
+        own = input_contract(contract)
+        expected = operators.linear(grad, np.ascontiguousarray(w.T), own)
+        yield compare(f"{operator} input", input_gradient(d, b, contract), expected)
+        own = weight_contract(contract, dtype)
+        expected = operators.linear(np.ascontiguousarray(grad.T), np.ascontiguousarray(x.T), own)
+        yield compare(f"{operator} weight", weight_gradient(d, a, contract), expected)
+
+
+def _schedules(unit: str) -> Iterable[Comparison]:
+    outputs, inputs = 520, 2048
+    for operator, segments in (("linear", 1), ("row_linear", 8)):
+        contract = _contract(operator, unit, "bfloat16")
+        x, w = _operands("wide", 300, outputs, inputs, "bfloat16")
+        columns = sample(np.random.default_rng(1), outputs, 96)
+        expected = getattr(operators, operator)(x[:64], w[columns], contract)
+        for tokens in (8, 64, 300):
+            a, b = to_device(x[:tokens], torch.bfloat16), to_device(w, torch.bfloat16)
+            first = None
+            for plan in candidates(current_target(), unit, tokens, segments):
+                got = FUNCTIONS[operator](a, b, contract, plan=plan)
+                first = got if first is None else first
+                yield compare(f"{operator} {tokens} {plan}", got[:64, columns], expected[:tokens])
+                yield Comparison(f"{operator} {tokens} {plan} all", got.numel(), _unequal(got, first))
+
+
+def _model(unit: str) -> Iterable[Comparison]:
+    rng = np.random.default_rng(3)
+    for operator, outputs, inputs in MODEL:
+        contract = _contract(operator, unit, "bfloat16")
+        generator = torch.Generator("cuda").manual_seed(outputs + inputs)
+        draw = partial(torch.randn, device="cuda", generator=generator)
+        x, w = draw(max(ROWS), inputs).bfloat16(), draw(outputs, inputs).bfloat16()
+        picked, columns = sample(rng, max(ROWS), 8), sample(rng, outputs, 32)
+        expected = getattr(operators, operator)(
+            x[picked].float().cpu().numpy(), w[columns].float().cpu().numpy(), contract
+        )
+        whole = FUNCTIONS[operator](x, w, contract)
+        yield compare(f"{operator} {outputs}x{inputs} sample", whole[picked][:, columns], expected)
+        for rows in ROWS:
+            got = FUNCTIONS[operator](x[:rows], w, contract)
+            yield Comparison(f"{operator} {outputs}x{inputs} {rows} rows", got.numel(), _unequal(got, whole[:rows]))
+
+
+def _graph(unit: str) -> Iterable[Comparison]:
+    for operator in ("linear", "row_linear"):
+        contract = _contract(operator, unit, "bfloat16")
+        for tokens in (8, 256):
+            x, w = (torch.randn(size, 2048, device="cuda").bfloat16() for size in (tokens, 1024))
+            FUNCTIONS[operator](x, w, contract)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = FUNCTIONS[operator](x, w, contract)
+            for _ in range(3):
+                x.copy_(torch.randn_like(x))
+                out.zero_()
+                graph.replay()
+                eager = FUNCTIONS[operator](x, w, contract)
+                yield Comparison(f"{operator} {tokens} tokens replayed", out.numel(), _unequal(out, eager))
+
+
+def _repeats(unit: str) -> Iterable[Comparison]:
+    for operator in ("linear", "row_linear"):
+        contract = _contract(operator, unit, "bfloat16")
+        for tokens, repeats in ((8, 1000), (256, 1000)):
+            x, w = (torch.randn(size, 2048, device="cuda").bfloat16() for size in (tokens, 1024))
+            first = FUNCTIONS[operator](x, w, contract)
+            bad = torch.zeros((), dtype=torch.int64, device="cuda")
+            for _ in range(repeats):
+                bad += (FUNCTIONS[operator](x, w, contract).view(torch.int16) != first.view(torch.int16)).sum()
+            yield Comparison(f"{operator} {tokens} tokens, {repeats} times", repeats * first.numel(), int(bad))
+
+
+def _unequal(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Elements of two bfloat16 tensors without NaN whose bits differ."""
+    return int((left.view(torch.int16) != right.view(torch.int16)).sum())
