@@ -6,7 +6,9 @@ in the statistics of a difference already found.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,9 @@ _LAYOUT = {"float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}
 _UINT: dict[str, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16}
 DTYPES = tuple(_LAYOUT)
 DIGEST_BYTES = 32
+#: hashlib gives up the interpreter's lock for inputs of this size, so that a second thread helps.
+_HASH_WITHOUT_LOCK = 2048
+_WORTH_A_THREAD = 128 << 10
 
 
 def uint_type(dtype: str) -> type[np.unsignedinteger[Any]]:
@@ -99,8 +104,22 @@ def row_digests(bits: UIntArray, dtype: str) -> npt.NDArray[np.uint8]:
     rows = np.ascontiguousarray(canonical(bits, dtype))
     step = rows.shape[1] * rows.itemsize
     data = rows.reshape(-1).view(np.uint8).data
-    digests = [hashlib.sha256(data[i : i + step]).digest() for i in range(0, rows.shape[0] * step, step)]
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(rows.shape[0], DIGEST_BYTES)
+    if step < _HASH_WITHOUT_LOCK or rows.nbytes < _WORTH_A_THREAD:
+        joined = _hash_rows(data, step)
+    else:
+        half = rows.shape[0] // 2 * step
+        second = _second_hasher().submit(_hash_rows, data[half:], step)
+        joined = _hash_rows(data[:half], step) + second.result()
+    return np.frombuffer(joined, np.uint8).reshape(rows.shape[0], DIGEST_BYTES)
+
+
+def _hash_rows(data: memoryview, step: int) -> bytes:
+    return b"".join([hashlib.sha256(data[i : i + step]).digest() for i in range(0, len(data), step)])
+
+
+@functools.cache
+def _second_hasher() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="rlk-digest")
 
 
 def digest_of_rows(digests: npt.NDArray[np.uint8]) -> str:
@@ -152,35 +171,39 @@ def compare(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str
         right = to_float32(right, right_dtype).view(np.uint32)
     dtype = left_dtype if left_dtype == right_dtype else "float32"
     unequal = np.asarray(left != right)
-    nan = np.zeros((), np.bool_)
+    nan = None
     if unequal.any():
         left_nan, right_nan = is_nan(left, dtype), is_nan(right, dtype)
-        unequal &= ~(left_nan & right_nan)
-        nan = unequal & (left_nan | right_nan)
+        if left_nan.any() or right_nan.any():
+            unequal &= ~(left_nan & right_nan)
+            nan = left_nan | right_nan
     rows = np.asarray(unequal.any(axis=1), dtype=np.bool_)
     if not rows.any():
         return Difference(unequal.size, 0, 0.0, 0, -1, rows)
-    measured = unequal & ~nan
     return Difference(
         elements=unequal.size,
         differing=int(np.count_nonzero(unequal)),
-        max_abs=float("inf") if nan.any() else _max_abs(left, right, dtype, measured),
-        max_ulp=_max_ulp(left, right, measured),
+        max_abs=float("inf") if nan is not None and (nan & unequal).any() else _max_abs(left, right, dtype),
+        max_ulp=_max_ulp(left, right, nan),
         first=int(unequal.argmax()),
         rows=rows,
     )
 
 
-def _max_abs(left: UIntArray, right: UIntArray, dtype: str, where: BoolArray) -> float:
+def _max_abs(left: UIntArray, right: UIntArray, dtype: str) -> float:
     """Largest |left - right|, exact in float64: rounding is monotone, so the float32 differences find the place."""
     with np.errstate(invalid="ignore", over="ignore"):
-        gap = np.abs(to_float32(left, dtype) - to_float32(right, dtype))
-    at = int(np.where(where, gap, np.float32(-1)).argmax())
+        gap = to_float32(left, dtype) - to_float32(right, dtype)
+    np.abs(gap, out=gap)
+    # fmax passes over the NaN that equal infinities and pairs of NaN give.
+    at = int((gap == np.fmax.reduce(gap, axis=None)).argmax())
     a, b = (float(to_float32(side.reshape(-1)[at : at + 1], dtype)[0]) for side in (left, right))
     return abs(a - b)
 
 
-def _max_ulp(left: UIntArray, right: UIntArray, where: BoolArray) -> int:
-    wide = np.dtype(f"i{2 * left.itemsize}")
-    gap = np.abs(ordinal(left).astype(wide) - ordinal(right))
-    return int(gap.max(initial=0, where=where))
+def _max_ulp(left: UIntArray, right: UIntArray, nan: BoolArray | None) -> int:
+    gap = np.subtract(ordinal(left), ordinal(right), dtype=np.dtype(f"i{2 * left.itemsize}"))
+    np.abs(gap, out=gap)
+    if nan is not None:
+        gap[nan] = 0
+    return int(gap.max(initial=0))

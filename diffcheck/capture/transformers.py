@@ -24,9 +24,10 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows
 from diffcheck.capture.transformers_taps import TransformersTaps
 from diffcheck.errors import EngineError, InputError
-from diffcheck.models import resolve_model, weight_shapes
+from diffcheck.models import resolve_model
 from diffcheck.record import weight_digest
 from diffcheck.samples import Sample, check_samples
+from reference.models.weights import weight_shapes
 
 Tensor = Any
 #: Oldest release with the attention interface and argument names used here.
@@ -143,7 +144,7 @@ class Adapter:
                 setattr(config, name, float(value))
         dtype = torch_dtype(self.options)
         checkpoint = Checkpoint(folder, dtype, self.options.weight_flips)
-        for name in weight_shapes(self.config):
+        for name, _ in weight_shapes(self.config):
             if name not in checkpoint:
                 # transformers would go on with random values.
                 raise InputError(f"{folder}: weight {name} is missing", "save the whole model with safetensors")

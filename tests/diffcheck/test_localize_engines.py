@@ -114,7 +114,7 @@ def test_the_default_run_names_the_norm(tmp_path: Path) -> None:
     assert verdict["first_divergence"]["role"] == "origin" and verdict["first_divergence"]["max_ulp"] == 1
     assert verdict["coverage"]["unobserved"] == ["logsumexp"]
     assert verdict["logprobs"]["mismatch_count"] == verdict["logprobs"]["compared"] == 6 * 8
-    assert verdict["evidence"]["left"]["evidence"]["scheduler"]["max_requests_in_flight"] >= 4
+    assert verdict["evidence"]["left"]["evidence"]["scheduler"]["max_decoding_in_step"] >= 4
 
 
 @pytest.mark.parametrize("engine", ["vllm", "megatron", "transformers", "reference"])

