@@ -259,7 +259,8 @@ def _conclude(
     if not coverage.observed or logprobs is None or not logprobs.compared:
         what = "no logprob" if coverage.observed else "no boundary"
         return "inconclusive", f"{what} was compared between {pair}, so nothing can be said about equality."
-    unseen = f"; {len(coverage.unobserved)} boundaries were not observed" if coverage.unobserved else ""
+    count = len(coverage.unobserved)
+    unseen = f"; {count} {'boundary was' if count == 1 else 'boundaries were'} not observed" if count else ""
     return "equal", (
         f"{pair} agree in every bit of {coverage.observed} boundaries and {logprobs.compared} logprobs{unseen}."
     )

@@ -97,8 +97,13 @@ def write_trace_of(
     *,
     versions: dict[str, str],
     evidence: dict[str, Any],
+    phase: str | None = None,
 ) -> None:
-    """Write what ``recorder`` saw of ``samples`` (responses included) as the trace ``plan.out``, atomically."""
+    """Write what ``recorder`` saw of ``samples`` (responses included) as the trace ``plan.out``, atomically.
+
+    Args:
+        phase: what really ran, where the engine has no choice; default: what was planned.
+    """
     writer = TraceWriter(plan.out, plan.level, overwrite=plan.overwrite)
     try:
         recorder.write(writer, expected_rows(samples))
@@ -108,7 +113,7 @@ def write_trace_of(
                 versions=versions,
                 tensor_parallel=options.tensor_parallel,
                 dtype=options.dtype,
-                phase=plan.phase,
+                phase=phase or plan.phase,
                 level=plan.level,
                 object=record,
                 boundaries={},

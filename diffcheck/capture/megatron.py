@@ -138,6 +138,8 @@ class Adapter:
                 versions=package_versions("torch")
                 | {"megatron-core": self.version, "python": platform.python_version()},
                 evidence=evidence,
+                # A trainer scores whole sequences, whatever the rollout did.
+                phase="prefill",
             )
         seconds["write"] = time.perf_counter() - start
         return CaptureResult(done, plan.out, seconds)

@@ -39,6 +39,8 @@ DEFAULT_PROFILE = "strict-v1/fma32-seq"
 #: Engine-specific switches and their defaults: tokens a page of the KV cache, tokens a prefill chunk (None: whole
 #: prompts).
 EXTRA: dict[str, Any] = {"block_size": 16, "chunk": None}
+#: Fields that say in which format an operator hands its result on.
+_LAST_ROUNDINGS = {"rounding.output", "rounding.residual", "rounding.storage", "rounding.read"}
 #: Boundaries that the contracts hand on in float32 whatever the model's dtype.
 _FLOAT32 = ("logits", "processed_logits", "logsumexp", "logprobs")
 
@@ -157,8 +159,8 @@ class _Observer:
     def __init__(self, recorder: Recorder, dtype: str, rows: int, progress: Progress) -> None:
         self._recorder, self._dtype, self._rows, self._progress = recorder, dtype, rows, progress
         self._done = 0
-        #: Boundaries whose contract was overridden: they may leave the model's dtype in some rows and not in others.
-        overridden = recorder.plan.contract_overrides
+        #: Boundaries whose last rounding was overridden: they may leave the model's dtype in some rows and not in others.
+        overridden = [p for p, fields in recorder.plan.contract_overrides.items() if _LAST_ROUNDINGS & set(fields)]
         self._wide = {
             b.name for b in recorder.boundaries if any(fnmatchcase(b.name, pattern) for pattern in overridden)
         }

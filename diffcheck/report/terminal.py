@@ -62,7 +62,7 @@ def _mismatches(verdict: Verdict) -> RenderableType:
     table.add_column("rollout", overflow="fold")
     table.add_column("train", overflow="fold")
     for m in verdict.not_comparable:
-        table.add_row(m.field, str(m.left), str(m.right))
+        table.add_row(Text(m.field), Text(str(m.left)), Text(str(m.right)))
     return table
 
 
