@@ -159,7 +159,8 @@ class _Observer:
     def __init__(self, recorder: Recorder, dtype: str, rows: int, progress: Progress) -> None:
         self._recorder, self._dtype, self._rows, self._progress = recorder, dtype, rows, progress
         self._done = 0
-        #: Boundaries whose last rounding was overridden: they may leave the model's dtype in some rows and not in others.
+        #: Boundaries whose last rounding was overridden: they may leave the model's dtype in some rows and not in
+        #: others.
         overridden = [p for p, fields in recorder.plan.contract_overrides.items() if _LAST_ROUNDINGS & set(fields)]
         self._wide = {
             b.name for b in recorder.boundaries if any(fnmatchcase(b.name, pattern) for pattern in overridden)
