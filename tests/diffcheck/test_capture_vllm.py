@@ -20,11 +20,12 @@ from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import EngineError, InputError, RlkError
 from diffcheck.localize import localize
-from diffcheck.models import resolve_model, weight_shapes
+from diffcheck.models import resolve_model
 from diffcheck.record import weight_digest
 from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
+from reference.models.weights import weight_shapes
 from tests.diffcheck.engine_cases import (
     FLOAT32,
     LENGTHS,
@@ -89,7 +90,7 @@ def tiny_model(folder: Path, **changes: Any) -> tuple[Path, ModelConfig]:
     rng = np.random.default_rng(1)
     config = ModelConfig.from_dict(data)
     tensors = {}
-    for name, shape in weight_shapes(config).items():
+    for name, shape in dict(weight_shapes(config)).items():
         noise = 0.1 * rng.standard_normal(shape, np.float32)
         tensors[name] = torch.from_numpy(noise + 1 if name.endswith("norm.weight") else noise).bfloat16()
     (folder / "config.json").write_text(json.dumps(data))
@@ -300,7 +301,7 @@ def test_two_ranks_compute_the_same_object_as_one(tp2: Engine, honest: Trace, ho
 def test_object_record_is_the_checkpoint_and_the_samples(tp1: Engine, honest: Trace) -> None:
     samples, record = scored_samples(CONFIG), honest.header.object
     checkpoint = Checkpoint(FOLDER, torch.bfloat16)
-    assert record.weights == {name: weight_digest(checkpoint[name]) for name in weight_shapes(CONFIG)}
+    assert record.weights == {name: weight_digest(checkpoint[name]) for name in dict(weight_shapes(CONFIG))}
     assert record.token_ids == [list(s.token_ids[:-1]) for s in samples]
     assert record.target_ids == [list(s.response_token_ids) for s in samples]
     assert record.positions == [list(range(s.forward_length)) for s in samples]
@@ -432,16 +433,16 @@ def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
 
 
 def test_unknown_release_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diffcheck.capture.vllm import adapter
+    from diffcheck.capture.vllm import engine
 
     def old(name: str) -> str:
         if name == "vllm":
             return "0.9.2"
         raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(adapter, "version", old)
+    monkeypatch.setattr(engine, "version", old)
     with pytest.raises(EngineError, match=r"vLLM 0\.9\.2 is not supported") as caught:
-        adapter.check_version()
+        engine.check_version()
     assert "0.22.1" in caught.value.remedy and "0.32.0" in caught.value.remedy
 
 
@@ -463,7 +464,17 @@ def test_a_cache_too_small_to_start_is_explained(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_the_engine_get_one_line_and_a_remedy(text: str, remedy: str) -> None:
-    from diffcheck.capture.vllm.adapter import _engine_error
+    from diffcheck.capture.vllm.engine import engine_error
 
-    error = _engine_error("failed in the middle", RuntimeError(f"{text}\nmore lines"))
+    error = engine_error("failed in the middle", RuntimeError(f"{text}\nmore lines"))
     assert remedy in error.remedy and "\n" not in error.cause
+
+
+def test_an_engine_takes_the_gpu_memory_it_needs() -> None:
+    from diffcheck.capture.vllm.engine import memory_share
+
+    gib = 1 << 30
+    assert memory_share(OPTIONS, CONFIG, FOLDER, 96, 100 * gib) == 0.045
+    wide = replace(CONFIG, num_hidden_layers=50, num_attention_heads=64, num_key_value_heads=64, head_dim=128)
+    assert memory_share(OPTIONS, wide, FOLDER, 4096, 200 * gib) == 0.525
+    assert memory_share(OPTIONS, wide, FOLDER, 4096, 10 * gib) == 0.9
