@@ -23,6 +23,8 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 TO_INTEGER = _constant("0x1.8p23")
 TO_INTEGER_BITS = tl.constexpr(0x4B400000)
 INFINITY = tl.constexpr(float("inf"))
+#: Below every key of `ordered`.
+LOWEST = tl.constexpr(-(2**31))
 
 LOG2_E = _constant("0x1.715476p0")
 LN2_HIGH = _constant("0x1.62e400p-1")
@@ -74,6 +76,12 @@ def bits(x):
 def from_bits(u):
     """The float32 with the bit pattern ``u`` (int32)."""
     return u.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def negative(x):
+    """-x, zeros included: Triton before 3.9 computes a minus as 0 - x."""
+    return from_bits(bits(x) ^ -0x80000000)
 
 
 @triton.jit
@@ -232,6 +240,19 @@ def sigmoid(x):
 def silu(x):
     """x / (1 + e^-x): `reference.primitives.silu`."""
     return div_rn(x, 1.0 + exp(-x))
+
+
+@triton.jit
+def ordered(x):
+    """int32 that orders like float32 ``x``, NaN above everything: its maximum is exact, whatever the order."""
+    u = bits(x)
+    return tl.where(x == x, u ^ ((u >> 31) & 0x7FFFFFFF), 0x7FC00000)
+
+
+@triton.jit
+def unordered(key):
+    """The float32 that ``ordered`` made ``key`` from."""
+    return from_bits(key ^ ((key >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from fastpath._tensors import TRITON_TYPES, require_rows
 from fastpath.backend import UnsupportedError, launch, require_tensor
-from fastpath.primitives import div_rn, narrow, pairs_tree, widen
+from fastpath.primitives import div_rn, narrow, negative, pairs_tree, widen
 from fastpath.rms_norm import LANES, RmsNormGradients, inverse_rms, require_norm, round_epsilon, weight_gradient
 from reference.operators.qk_norm import QkNormContract
 
@@ -67,7 +67,7 @@ def qk_norm_backward_kernel(
     scale = inverse_rms(tl.fma(value, value, zeros), COLUMNS, epsilon, ROWS, COLUMNS)
     total = pairs_tree(tl.fma(slope, value, zeros), ROWS, COLUMNS)
     pull = (div_rn(total, tl.full([ROWS], COLUMNS, tl.float32)) * scale) * scale
-    dx = scale[:, None] * tl.fma(value, (0.0 - pull)[:, None], slope)
+    dx = scale[:, None] * tl.fma(value, negative(pull)[:, None], slope)
     tl.store(grad_x + place, narrow(dx, DTYPE), mask=inside)
     tl.store(scales + row, scale, mask=row < rows)
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fastpath._tensors import TRITON_TYPES, model_dtype
 from fastpath.backend import UnsupportedError, launch, require_fields, require_tensor
-from fastpath.primitives import div_rn, narrow, pairs_tree, rsqrt, widen
+from fastpath.primitives import div_rn, narrow, negative, pairs_tree, rsqrt, widen
 from reference.contract.base import Contract, Value
 from reference.operators.rms_norm import RmsNormContract
 
@@ -116,7 +116,7 @@ def rms_norm_backward_kernel(
     pull = (mean * scale) * scale
     for chunk in tl.static_range(len(values)):
         column = chunk * WIDTH + lane
-        dx = scale * tl.fma(values[chunk], 0.0 - pull, slopes[chunk])
+        dx = scale * tl.fma(values[chunk], negative(pull), slopes[chunk])
         if HAS_RESIDUAL:
             dx = dx + widen(tl.load(grad_residual + row + column, mask=column < COLUMNS, other=0.0))
         tl.store(grad_x + row + column, narrow(dx, DTYPE), mask=column < COLUMNS)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, model_dtype, require_rows
 from fastpath.backend import launch, require_fields, require_tensor
-from fastpath.primitives import bits, from_bits, narrow, widen
+from fastpath.primitives import narrow, negative, widen
 from reference.operators.rope import RopeContract
 from reference.operators.rope import rope_table as reference_table
 
@@ -29,12 +29,6 @@ IMPLEMENTED = {
 }
 #: Pairs that one program rotates.
 TILE = 512
-
-
-@triton.jit
-def negative(x):
-    """-x, zeros and NaN included: Triton before 3.9 computes a minus as 0 - x."""
-    return from_bits(bits(x) ^ -0x80000000)
 
 
 @triton.jit

@@ -29,11 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only calls whose name contains this")
     parser.add_argument("--json", type=Path, help="write the reports here")
     chosen = parser.parse_args(arguments)
-    reports = examine(chosen.target, chosen.only)
-    print(f"triton {triton.__version__}, {chosen.target}: {len(reports)} kernels")
+    reports = []
+    print(f"triton {triton.__version__}, {chosen.target}")
     print(f"{'call':<48} {'kernel':<28} registers  shared scratch occupancy")
-    for report in reports:
-        print(line(report))
+    for report in examine(chosen.target, chosen.only):
+        print(line(report), flush=True)
+        reports.append(report)
+    print(f"{len(reports)} kernels, {sum(map(bool, (report.findings for report in reports)))} with findings")
     if chosen.json:
         data = {"triton": triton.__version__, "target": chosen.target, "reports": [*map(dataclasses.asdict, reports)]}
         partial = chosen.json.with_suffix(".partial")

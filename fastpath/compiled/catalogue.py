@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fastpath.attention import Packed, Pages, attention
 from fastpath.backend import DTYPES, TARGETS
 from fastpath.embedding import embedding, embedding_backward
 from fastpath.kv_cache import write_cache
@@ -52,7 +53,7 @@ def contract(operator: str, dtype: str, unit: str = "fma32-seq") -> Any:
 
 def calls() -> list[Call]:
     """Every call, in the order of the report."""
-    return [*_row_calls()]
+    return [*_row_calls(), *_attention_calls()]
 
 
 def _row_calls() -> Iterator[Call]:
@@ -96,3 +97,29 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
         f"embedding/{name}/backward", lambda: embedding_backward(x, ids, VOCABULARY, contract("embedding", name))
     )
     yield Call(f"kv_cache/{name}", lambda: write_cache(keys, keys, ids, cache, cache, contract("kv_cache", name)))
+
+
+def _attention_calls() -> Iterator[Call]:
+    for unit in ("mfma-cdna3-g8", "hopper-k16", "fma32-seq"):
+        for head_dim in (64, 128, 256):
+            yield from _attention_schedules(unit, "bfloat16", head_dim)
+    yield from _attention_schedules("fma32-seq", "float32", HEAD_DIM)
+
+
+def _attention_schedules(unit: str, name: str, head_dim: int) -> Iterator[Call]:
+    of = contract("attention", name, unit)
+    dtype = DTYPES[name]
+    q, kv = empty(64, HEADS, head_dim, dtype=dtype), empty(64, KV_HEADS, head_dim, dtype=dtype)
+    cache, lengths = empty(128, 16, KV_HEADS, head_dim, dtype=dtype), empty(4, dtype=torch.int32)
+    starts, tables = empty(5, dtype=torch.int32), empty(4, 64, dtype=torch.int32)
+    wide = empty(128, 64, KV_HEADS, head_dim, dtype=dtype)
+    label = f"attention/{unit}/{name}/{head_dim}"
+
+    def call(kind: str, most: int, keys: Pages | Packed, save: bool = False) -> Call:
+        return Call(f"{label}/{kind}", lambda: attention(q, starts, most, keys, of, save=save), unit)
+
+    yield call("decode", 1, Pages(cache, cache, tables, lengths))
+    yield call("decode-64", 1, Pages(wide, wide, tables, lengths))
+    yield call("chunk", 16, Pages(cache, cache, tables, lengths))
+    yield call("prefill", 4096, Pages(cache, cache, tables, lengths))
+    yield call("packed", 4096, Packed(kv, kv, starts), save=True)

@@ -58,8 +58,8 @@ def planned(arch: str, chosen: Iterable[Call]) -> Iterator[tuple[Call, Plan]]:
                 yield call, launch
 
 
-def examine(target: str, only: str = "") -> list[Report]:
-    """Compile every kernel and schedule for ``target`` and check it.
+def examine(target: str, only: str = "") -> Iterator[Report]:
+    """Compile every kernel and schedule for ``target`` and check it, one after the other.
 
     Args:
         target: ``gfx942`` or ``sm_90``.
@@ -72,7 +72,8 @@ def examine(target: str, only: str = "") -> list[Report]:
     chosen = [call for call in calls() if only in call.name]
     if not chosen:
         raise ValueError(f"only: no call has {only!r} in its name; known: {', '.join(call.name for call in calls())}")
-    return [_report(call, compile_plan(launch)) for call, launch in planned(target, chosen)]
+    for call, launch in planned(target, chosen):
+        yield _report(call, compile_plan(launch))
 
 
 def _report(call: Call, code: Code) -> Report:

@@ -1,0 +1,224 @@
+"""Attention over a paged or packed KV cache: `reference.operators.attention` as Triton kernels.
+
+One contract and one kernel serve decode, prefill, chunked prefill and packed training: the queries are always the last
+tokens of their sequences. The contract has no split of the keys, so one program walks all keys of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kernel
+from fastpath._tensors import model_dtype, require_rows
+from fastpath.backend import UnsupportedError, current_target, launch, require_fields, require_tensor, require_unit
+from fastpath.qk_norm import require_head_dim
+from reference.contract.base import Value
+from reference.operators._online_softmax import LOG2E
+from reference.operators.attention import AttentionContract
+
+IMPLEMENTED: dict[str, Value | tuple[Value, ...]] = {
+    "domain.mask": ("causal", "full"),
+    "domain.block_origin": "sequence",
+    "partition.block": 64,
+    "partition.split": "none",
+    "order.keys": "ascending",
+    "order.row_sum": "lanes-tree-256",
+    "order.accumulate": "chain",
+    "order.normalise": "after_values",
+    "rounding.query": "float32",
+    "rounding.products": "float32",
+    "rounding.scores": "float32",
+    "rounding.row_sum": "float32",
+    "primitives.scale": "folded",
+    "primitives.exp": "exp2-nonpositive",
+    "primitives.update": "fma",
+    "primitives.finish": "divide",
+}
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Keys and values in pages, with the table and length of every sequence."""
+
+    #: [pages, page size, KV heads, head_dim].
+    keys: torch.Tensor
+    values: torch.Tensor
+    #: int32, [sequences, blocks]: the page of each run of ``page size`` tokens.
+    block_tables: torch.Tensor
+    #: int32, [sequences]: tokens in the cache, the queries' own included.
+    lengths: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Keys and values of sequences end to end."""
+
+    #: [tokens, KV heads, head_dim].
+    keys: torch.Tensor
+    values: torch.Tensor
+    #: int32, [sequences + 1]: first key of every sequence, and the number of keys.
+    starts: torch.Tensor
+
+
+class AttentionResult(NamedTuple):
+    """``output``, and what the backward pass needs: maximum score (base 2) and row sum, float32, [tokens, heads]."""
+
+    output: torch.Tensor
+    maxima: torch.Tensor | None
+    sums: torch.Tensor | None
+
+
+def attention(
+    q: torch.Tensor,
+    query_starts: torch.Tensor,
+    most_queries: int,
+    kv: Pages | Packed,
+    contract: AttentionContract,
+    *,
+    scale: float | None = None,
+    save: bool = False,
+) -> AttentionResult:
+    """Attention of the last tokens of several sequences over their keys.
+
+    Args:
+        q: bfloat16 or float32 as the contract says, [tokens, heads, head_dim]; tokens may be strided.
+        query_starts: int32, [sequences + 1]: first query of every sequence, and the number of queries.
+        most_queries: the largest number of queries of a sequence: one for decode. Known to the host, so that nothing
+            waits for the device.
+        kv: keys and values; their heads divide ``heads``.
+        scale: factor of the scores; None is 1/sqrt(head_dim).
+        save: also return what the backward pass needs.
+
+    Returns:
+        The output [tokens, heads, head_dim], contiguous, the same dtype. A sequence with queries but without keys gives
+        NaN.
+
+    Raises:
+        UnsupportedError: a contract field, format, head_dim or matrix unit without kernel.
+        TypeError, ValueError: dtype, shape, layout or device of an argument; scale.
+    """
+    require_fields(contract, IMPLEMENTED)
+    dtype = model_dtype(contract)
+    require_formats(contract)
+    require_rows(q, "q", "tokens, heads, head_dim", dtype)
+    tokens, heads, head_dim = q.shape
+    require_head_dim(head_dim)
+    kv_heads = require_keys(kv, head_dim, dtype)
+    if heads % kv_heads:
+        raise ValueError(f"q: {heads} heads are not a multiple of the {kv_heads} KV heads")
+    if isinstance(kv, Pages):
+        sequences, tables, extents, page = kv.lengths.shape[0], kv.block_tables, kv.lengths, int(kv.keys.shape[1])
+    else:
+        sequences, tables, extents, page = kv.starts.shape[0] - 1, kv.starts[:, None], kv.starts, 0
+    require_tensor(query_starts, "query_starts", f"sequences+1={sequences + 1}", torch.int32)
+    output = torch.empty(q.shape, dtype=dtype, device=q.device)
+    statistics = [torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if save else None for _ in range(2)]
+    if not tokens:
+        return AttentionResult(output, *statistics)
+    group = heads // kv_heads
+    step = matrix_step(contract)
+    tile = schedule(step, most_queries * group, head_dim)
+    launch(
+        attention_kernel,
+        (triton.cdiv(most_queries * group, tile.rows), kv_heads, sequences),
+        *(q, kv.keys, kv.values, tables, query_starts, extents),
+        *(output, *(output if part is None else part for part in statistics)),
+        *(q.stride(0), tables.stride(0), folded_scale(scale, head_dim)),
+        contract=contract,
+        options={"num_warps": tile.warps, "num_stages": tile.stages},
+        GROUP=group,
+        D=head_dim,
+        KV_HEADS=kv_heads,
+        PAGE=page,
+        CAUSAL=contract.domain.mask == "causal",
+        SAVE=save,
+        STEP=step,
+        ROWS=tile.rows,
+    )
+    return AttentionResult(output, *statistics)
+
+
+def folded_scale(scale: float | None, head_dim: int) -> float:
+    """The factor of the products, log2(e) included, rounded to float32.
+
+    Raises:
+        ValueError: scale not finite and above zero.
+    """
+    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    if not (math.isfinite(factor) and factor > 0):
+        raise ValueError(f"scale: must be finite and above 0, got {scale!r}")
+    return float(np.float32(factor * LOG2E))
+
+
+def require_formats(contract: AttentionContract) -> None:
+    """Refuse formats that differ between operands, probabilities and output.
+
+    Raises:
+        UnsupportedError: naming the field.
+    """
+    dtype = str(contract.get("rounding.output"))
+    require_fields(contract, {"domain.input": dtype, "rounding.probabilities": dtype})
+
+
+def require_keys(kv: Pages | Packed, head_dim: int, dtype: torch.dtype) -> int:
+    """Check keys and values; their number of heads.
+
+    Raises:
+        UnsupportedError: a page size below 16 or above 256.
+        TypeError, ValueError: dtype, shape, layout or device.
+    """
+    if isinstance(kv, Packed):
+        require_tensor(kv.keys, "kv.keys", f"tokens, KV heads, head_dim={head_dim}", dtype)
+        tokens, heads = kv.keys.shape[:2]
+        require_tensor(kv.values, "kv.values", f"tokens={tokens}, KV heads={heads}, head_dim={head_dim}", dtype)
+        require_tensor(kv.starts, "kv.starts", "sequences+1", torch.int32)
+        return int(heads)
+    require_tensor(kv.keys, "kv.keys", f"pages, page size, KV heads, head_dim={head_dim}", dtype)
+    pages, page, heads = kv.keys.shape[:3]
+    if not 16 <= page <= 256:
+        raise UnsupportedError(f"kv.keys: pages of {page} tokens have no kernel; choose 16 to 256")
+    shape = f"pages={pages}, page={page}, KV heads={heads}, head_dim={head_dim}"
+    require_tensor(kv.values, "kv.values", shape, dtype)
+    require_tensor(kv.lengths, "kv.lengths", "sequences", torch.int32)
+    require_tensor(kv.block_tables, "kv.block_tables", f"sequences={kv.lengths.shape[0]}, blocks", torch.int32)
+    return int(heads)
+
+
+def matrix_step(contract: AttentionContract) -> int:
+    """How this target makes the contract's matrix products.
+
+    Raises:
+        UnsupportedError: another vendor's matrix unit.
+    """
+    unit = require_unit(contract)
+    if current_target().runtime == "interpreter":
+        return EXPLICIT
+    return FLOAT32 if unit == "fma32-seq" else MATRIX
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Query rows of a program, and how it is compiled. No field can change a bit."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+def schedule(step: int, rows: int, head_dim: int) -> Tile:
+    """The tile for a sequence with ``rows`` query rows (tokens times heads that share a KV head)."""
+    if step != MATRIX:
+        return Tile(16, 4, 1)
+    target = current_target().runtime
+    stages = 2 if target == "cuda" else 1
+    if rows <= 16:
+        return Tile(16, 4 if head_dim <= 128 else 8, stages)
+    if rows <= 64 or head_dim > 128:
+        return Tile(64, 4 if head_dim <= 128 else 8, stages)
+    return Tile(128, 8, stages)

@@ -1,0 +1,181 @@
+"""Cases of attention: decode, chunks, prefill and packed sequences, with and without pages, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastpath.attention import Packed, Pages, attention
+from fastpath.backend import DTYPES, INTERPRETED
+from fastpath.conformance.frame import Case, Comparison, compare, to_device
+from fastpath.conformance.inputs import KINDS, values
+from reference import operators as reference
+from reference.checks import Float32Array
+from reference.contract.profiles import profile
+from reference.operators import AttentionContract
+
+#: Arithmetic profile and model dtype.
+FORMS = (
+    ("hopper-k16", "bfloat16"),
+    ("mfma-cdna3-g8", "bfloat16"),
+    ("fma32-seq", "bfloat16"),
+    ("fma32-seq", "float32"),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences, heads and pages of one batch."""
+
+    #: Queries, and keys, of each sequence.
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    kv_heads: int = 1
+    group: int = 1
+    head_dim: int = 64
+    #: Tokens of a page; 0 packs the sequences.
+    page: int = 0
+    mask: str = "causal"
+    kind: str = "normal"
+
+
+_SMALL = (
+    Shape((1, 1), (70, 130), 2, 2, 16, 16),
+    Shape((5, 9), (5, 70), 1, 3, 16),
+    Shape((20,), (70,), 1, 1, 16, 48),
+    Shape((3, 4), (66, 64), 1, 1, 16, 64, "full"),
+)
+_DECODE = tuple(
+    Shape((1, 1, 1), (1, 65, 200), 2, group, head_dim, page)
+    for group, head_dim, page in (
+        (1, 64, 16),
+        (2, 128, 48),
+        (4, 128, 64),
+        (8, 128, 256),
+        (5, 256, 16),
+        (8, 64, 128),
+        (16, 128, 100),
+        (2, 256, 64),
+    )
+)
+_PREFILL = (
+    Shape((130,), (130,), 1, 2, 128),
+    Shape((33, 64), (100, 200), 2, 4, 128, 16),
+    Shape((1, 70, 3), (77, 70, 131), 1, 8, 64, 48),
+    Shape((17, 100), (90, 100), 2, 1, 256, 256),
+    Shape((64, 1, 129), (64, 1, 129), 1, 1, 64),
+    Shape((50, 7), (120, 7), 1, 3, 128, 32, "full"),
+    Shape((200,), (264,), 1, 1, 128, 64),
+)
+#: Kinds of values beyond the normal one, each with a decode and a prefill.
+_KINDS = tuple(
+    replace(shape, kind=kind)
+    for kind in KINDS
+    if kind != "normal"
+    for shape in (Shape((1, 1), (70, 130), 2, 2, 64, 16), Shape((70, 9), (70, 150), 1, 2, 64, 48))
+)
+
+
+def cases() -> Iterator[Case]:
+    """Every form with every shape and kind; on a device also schedules against each other at length."""
+    shapes = (
+        (*_SMALL, *(replace(_SMALL[2], kind=kind) for kind in KINDS[1:]))
+        if INTERPRETED
+        else (*_DECODE, *_PREFILL, *_KINDS)
+    )
+    for unit, dtype in FORMS:
+        for shape in shapes:
+            name = f"attention/{unit}/{dtype}/{shape.kind}/{shape.queries}-{shape.keys}-{shape.kv_heads}x{shape.group}"
+            name += f"-{shape.head_dim}-{f'page {shape.page}' if shape.page else 'packed'}-{shape.mask}"
+            yield Case(name.replace(" ", ""), partial(_against_reference, unit, dtype, shape), unit)
+        if not INTERPRETED:
+            yield Case(f"attention/{unit}/{dtype}/schedules", partial(_schedules, unit, dtype), unit)
+
+
+def _contract(unit: str, dtype: str, mask: str = "causal") -> AttentionContract:
+    contract = profile(f"strict-v1/{unit}").contract("attention", dtype).override("domain.mask", mask)
+    assert isinstance(contract, AttentionContract)
+    return contract
+
+
+def _inputs(shape: Shape, dtype: str, seed: int) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """Queries, keys and values of all sequences, end to end. Infinities and NaN: a few, in values that only later
+    queries see, so that a leak to earlier ones shows."""
+    tokens, keys = sum(shape.queries), sum(shape.keys)
+    sparse = shape.kind in ("infinity", "nan")
+    q = values("normal", (tokens, shape.kv_heads * shape.group, shape.head_dim), dtype, seed)
+    k = values("normal" if sparse else shape.kind, (keys, shape.kv_heads, shape.head_dim), dtype, seed + 1)
+    v = values("normal" if sparse else shape.kind, (keys, shape.kv_heads, shape.head_dim), dtype, seed + 2)
+    if sparse:
+        rng = np.random.default_rng(seed)
+        special = [np.nan] if shape.kind == "nan" else [np.inf, -np.inf]
+        for array, count in ((v, 12), (k, 1)):
+            places = tuple(
+                rng.integers(size // 2 if axis == 0 else 0, size, count) for axis, size in enumerate(array.shape)
+            )
+            array[places] = rng.choice(special, count)
+    return q, k, v
+
+
+def _starts(counts: tuple[int, ...]) -> NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def paged(k: Float32Array, v: Float32Array, counts: tuple[int, ...], page: int, dtype: str, seed: int) -> Pages:
+    """Keys and values in pages at random places; NaN in every slot without a token."""
+    rng, blocks = np.random.default_rng(seed), [-(-count // page) for count in counts]
+    places = rng.permutation(sum(blocks) + 3)
+    pool = np.full((2, len(places), page, *k.shape[1:]), np.nan, np.float32)
+    tables = np.zeros((len(counts), max(blocks) + 1), np.int32)
+    free = iter(places)
+    for sequence, (start, count) in enumerate(zip(_starts(counts), counts, strict=False)):
+        for block in range(blocks[sequence]):
+            here = tables[sequence, block] = next(free)
+            rows = slice(start + block * page, start + min((block + 1) * page, count))
+            pool[0, here, : rows.stop - rows.start], pool[1, here, : rows.stop - rows.start] = k[rows], v[rows]
+    keys, others = (to_device(part, DTYPES[dtype]) for part in pool)
+    return Pages(keys, others, to_device(tables), to_device(np.array(counts, np.int32)))
+
+
+def _against_reference(unit: str, dtype: str, shape: Shape) -> Iterator[Comparison]:
+    contract, storage = _contract(unit, dtype, shape.mask), DTYPES[dtype]
+    q, k, v = _inputs(shape, dtype, 7)
+    expected = []
+    for first, count, start, keys in zip(
+        _starts(shape.queries), shape.queries, _starts(shape.keys), shape.keys, strict=False
+    ):
+        dense = reference.DenseKeyValues(k[start : start + keys], v[start : start + keys])
+        positions = np.arange(keys - count, keys)
+        expected.append(reference.attention(q[first : first + count], positions, dense, contract))
+    if shape.page:
+        kv: Pages | Packed = paged(k, v, shape.keys, shape.page, dtype, 11)
+    else:
+        kv = Packed(to_device(k, storage), to_device(v, storage), to_device(_starts(shape.keys)))
+    got = attention(to_device(q, storage), to_device(_starts(shape.queries)), max(shape.queries), kv, contract)
+    yield compare("output", got.output, np.concatenate(expected))
+
+
+def _schedules(unit: str, dtype: str) -> Iterator[Comparison]:
+    """The same tokens as one packed prefill, as chunks through pages, and as decode steps: equal bits."""
+    contract, storage, length, heads, kv_heads = _contract(unit, dtype), DTYPES[dtype], 1500, 16, 4
+    q, k, v = (values("normal", (length, n, 128), dtype, i) for i, n in enumerate((heads, kv_heads, kv_heads)))
+    q_on = to_device(q, storage)
+    kv = Packed(to_device(k, storage), to_device(v, storage), to_device(_starts((length,))))
+    whole = attention(q_on, to_device(_starts((length,))), length, kv, contract).output
+    for page, chunk in ((16, 1), (64, 3), (48, 16), (256, 700)):
+        pages = paged(k, v, (length,), page, dtype, page)
+        for end in (chunk, 64, 65, 128, 700, 1500):
+            if end < chunk:
+                continue
+            now = replace(pages, lengths=torch.full_like(pages.lengths, end))
+            part = attention(q_on[end - chunk : end], to_device(_starts((chunk,))), chunk, now, contract).output
+            yield compare(f"{chunk} tokens before {end} through pages of {page}", part, whole[end - chunk : end])
+    halves = attention(
+        q_on, to_device(_starts((1000, 500))), 1000, replace(kv, starts=to_device(_starts((1000, 500)))), contract
+    )
+    yield compare("first of two packed sequences", halves.output[:1000], whole[:1000])

@@ -1,0 +1,167 @@
+"""Cases of the row kernels: norms, RoPE, SwiGLU, residual add, embedding, cache write; forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastpath import gradients
+from fastpath.backend import DTYPES, INTERPRETED
+from fastpath.conformance.frame import Case, Comparison, compare, device, to_device
+from fastpath.conformance.inputs import KINDS, values
+from fastpath.embedding import embedding, embedding_backward
+from fastpath.kv_cache import write_cache
+from fastpath.qk_norm import qk_norm, qk_norm_backward
+from fastpath.residual_add import residual_add
+from fastpath.rms_norm import rms_norm, rms_norm_backward
+from fastpath.rope import rope, rope_table
+from fastpath.swiglu import swiglu, swiglu_backward
+from reference import operators as reference
+from reference.contract.profiles import profile
+
+EPSILON, THETA, POSITIONS = 1e-6, 1e6, 256
+#: Tokens and hidden sizes; in the interpreter, few.
+SHAPES = (
+    ((3, 1), (2, 100), (5, 256), (3, 300))
+    if INTERPRETED
+    else (
+        (1, 1),
+        (7, 100),
+        (1, 4096),
+        (64, 1024),
+        (130, 4096),
+        (33, 5120),
+        (9, 8192),
+        (5, 12288),
+        (3, 32768),
+        (8192, 96),
+    )
+)
+#: Tokens and heads of per-head operators.
+HEADS = ((3, 2),) if INTERPRETED else ((1, 1), (7, 5), (64, 8), (130, 32))
+
+
+def cases() -> Iterator[Case]:
+    """Every operator, dtype and kind of values."""
+    operators: dict[str, Callable[[str, str], Iterator[Comparison]]] = {
+        "rms_norm": _rms_norm,
+        "qk_norm": _qk_norm,
+        "rope": _rope,
+        "swiglu": _swiglu,
+        "residual_add": _residual_add,
+        "embedding": _embedding,
+        "kv_cache": _kv_cache,
+    }
+    for operator, check in operators.items():
+        for dtype in DTYPES:
+            for kind in KINDS:
+                yield Case(f"{operator}/{dtype}/{kind}", partial(check, dtype, kind))
+
+
+def _contract(operator: str, dtype: str) -> Any:
+    return profile("strict-v1").contract(operator, dtype)
+
+
+def _rms_norm(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("rms_norm", dtype), DTYPES[dtype]
+    for seed, shape in enumerate(SHAPES):
+        x, residual, dy = (values(kind, shape, dtype, seed + i) for i in (0, 100, 200))
+        weight = values("normal", shape[1:], dtype, seed + 300)
+        on = [to_device(part, storage) for part in (x, residual, dy, weight)]
+        plain, expected = rms_norm(on[0], on[3], EPSILON, contract), reference.rms_norm(x, weight, EPSILON, contract)
+        yield compare(f"{shape}", plain.output, expected.output)
+        added = rms_norm(on[0], on[3], EPSILON, contract, on[1])
+        total = reference.rms_norm(x, weight, EPSILON, contract, residual)
+        yield compare(f"{shape} with residual", added.output, total.output)
+        assert added.residual is not None
+        yield compare(f"{shape} residual", added.residual, total.residual)
+        for name, extra, extra_on in (("", None, None), (" with residual", residual, on[1])):
+            got = rms_norm_backward(on[2], on[0], on[3], EPSILON, contract, extra_on)
+            want = gradients.norm(dy, x, weight, EPSILON, dtype, extra)
+            yield compare(f"{shape} gradient of x{name}", got.x, want.x)
+            yield compare(f"{shape} gradient of weight{name}", got.weight, want.weight)
+
+
+def _qk_norm(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("qk_norm", dtype), DTYPES[dtype]
+    for seed, (tokens, heads) in enumerate(HEADS):
+        for head_dim in (64, 128, 256):
+            shape = (tokens, heads, head_dim)
+            x, dy = (values(kind, shape, dtype, seed + i) for i in (0, 100))
+            weight = values("normal", (head_dim,), dtype, seed + 200)
+            x_on, dy_on, weight_on = (to_device(part, storage) for part in (x, dy, weight))
+            expected = reference.qk_norm(x, weight, EPSILON, contract)
+            yield compare(f"{shape}", qk_norm(x_on, weight_on, EPSILON, contract), expected)
+            packed = torch.cat([x_on, dy_on], dim=1)
+            yield compare(f"{shape} strided", qk_norm(packed[:, :heads], weight_on, EPSILON, contract), expected)
+            got = qk_norm_backward(dy_on, x_on, weight_on, EPSILON, contract)
+            want = gradients.norm(dy, x, weight, EPSILON, dtype)
+            yield compare(f"{shape} gradient of x", got.x, want.x)
+            yield compare(f"{shape} gradient of weight", got.weight, want.weight)
+
+
+def _rope(dtype: str, kind: str) -> Iterator[Comparison]:
+    for pairing in ("halves", "interleaved"):
+        contract = _contract("rope", dtype).override("domain.pairing", pairing)
+        for seed, (tokens, heads) in enumerate(HEADS):
+            for head_dim in (64, 128, 256):
+                x = values(kind, (tokens, heads, head_dim), dtype, seed)
+                positions = np.random.default_rng(seed).integers(0, POSITIONS, tokens)
+                table = rope_table(POSITIONS, head_dim, THETA, contract, device())
+                rows = reference.rope_table(positions, head_dim, THETA, contract)
+                x_on, positions_on = to_device(x, DTYPES[dtype]), to_device(positions)
+                what = f"{x.shape} {pairing}"
+                yield compare(what, rope(x_on, positions_on, table, contract), reference.rope(x, rows, contract))
+                back = rope(x_on, positions_on, table, contract, backward=True)
+                yield compare(f"{what} gradient", back, gradients.rotation(x, rows, contract))
+
+
+def _swiglu(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("swiglu", dtype), DTYPES[dtype]
+    for seed, shape in enumerate(SHAPES):
+        gate, up, dy = (values(kind, shape, dtype, seed + i) for i in (0, 100, 200))
+        gate = gate * np.float32(8)  # past the exponential's overflow too
+        packed, dy_on = to_device(np.concatenate([gate, up], axis=1), storage), to_device(dy, storage)
+        gate_on, up_on = packed[:, : shape[1]], packed[:, shape[1] :]
+        yield compare(f"{shape}", swiglu(gate_on, up_on, contract), reference.swiglu(gate, up, contract))
+        got, want = swiglu_backward(dy_on, gate_on, up_on, contract), gradients.swiglu(dy, gate, up, dtype)
+        yield compare(f"{shape} gradient of gate", got[0], want[0])
+        yield compare(f"{shape} gradient of up", got[1], want[1])
+
+
+def _residual_add(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("residual_add", dtype), DTYPES[dtype]
+    for seed, shape in enumerate(SHAPES):
+        x, residual = (values(kind, shape, dtype, seed + i) for i in (0, 100))
+        got = residual_add(to_device(x, storage), to_device(residual, storage), contract)
+        yield compare(f"{shape}", got, reference.residual_add(x, residual, contract))
+
+
+def _embedding(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("embedding", dtype), DTYPES[dtype]
+    for seed, (tokens, hidden) in enumerate(SHAPES):
+        table, dy = values(kind, (97, hidden), dtype, seed), values(kind, (tokens, hidden), dtype, seed + 100)
+        ids = np.random.default_rng(seed).integers(0, 97, tokens) // (1 + seed % 3)
+        ids_on = to_device(ids)
+        got = embedding(ids_on, to_device(table, storage), contract)
+        yield compare(f"{dy.shape}", got, reference.embedding(ids, table, contract))
+        back = embedding_backward(to_device(dy, storage), ids_on, 97, contract)
+        yield compare(f"{dy.shape} gradient", back, gradients.embedding(dy, ids, 97, dtype))
+
+
+def _kv_cache(dtype: str, kind: str) -> Iterator[Comparison]:
+    contract, storage = _contract("kv_cache", dtype), DTYPES[dtype]
+    for seed, (tokens, heads) in enumerate(HEADS):
+        for page in (16, 48, 256):
+            cache = reference.empty_cache(tokens // page + 2, page, heads, 64)
+            keys, others = (values(kind, (tokens, heads, 64), dtype, seed + i) for i in (0, 100))
+            slots = np.random.default_rng(seed).permutation(cache.keys.shape[0] * page)[:tokens]
+            on = [to_device(part, storage) for part in (cache.keys, cache.values, keys, others)]
+            reference.write_cache(cache, slots, keys, others, contract)
+            write_cache(on[2], on[3], to_device(slots), on[0], on[1], contract)
+            yield compare(f"{keys.shape} page {page} keys", on[0], cache.keys)
+            yield compare(f"{keys.shape} page {page} values", on[1], cache.values)
