@@ -8,7 +8,7 @@ Source: Xie et al. 2025, "MMA-Sim: bit-accurate reference model of tensor cores 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,10 @@ class Operand:
         return Operand(self.values[k], self.finite[k], self.exponents[k])
 
 
+#: step(a [group, M], b [group, N], c [M, N]) -> new accumulator [M, N], of finite values.
+Step = Callable[[Operand, Operand, Float32Array], Float32Array]
+
+
 def operand(x: Float32Array, fmt: Format, group: int) -> Operand:
     """Prepare `x` [K, n]."""
     values = np.zeros((x.shape[0] + -x.shape[0] % group, x.shape[1]), np.float32)
@@ -56,10 +60,46 @@ def operand(x: Float32Array, fmt: Format, group: int) -> Operand:
     return Operand(values, finite, own)
 
 
-def operand_tiles(
+def accumulate_groups(
+    a: Float32Array,
+    b: Float32Array,
+    c: Float32Array,
+    fmt: Format,
+    group: int,
+    step: Step,
+    product_limit: float = np.inf,
+) -> Float32Array:
+    """c + a @ b, `group` consecutive k at a time: float32 a [M, K], b [K, N], c [M, N].
+
+    Args:
+        step: one group of finite operands and a finite accumulator to the new accumulator.
+        product_limit: products of this magnitude or more count as infinite.
+    """
+    guarded = may_leave_finite(a, b, c)
+    result = np.array(c, np.float32, order="C")
+    with np.errstate(all="ignore"):
+        for rows, columns, left, right in _operand_tiles(a, b, fmt, group):
+            accumulator = result[rows, columns]
+            for first in range(0, a.shape[1], group):
+                k = slice(first, first + group)
+                if guarded:
+                    accumulator = _guarded_step(left.take(k), right.take(k), accumulator, step, product_limit)
+                else:
+                    accumulator = step(left.take(k), right.take(k), accumulator)
+            result[rows, columns] = accumulator
+    return result
+
+
+def may_leave_finite(a: Float32Array, b: Float32Array, c: Float32Array) -> bool:
+    """Whether some operand, product or partial sum could be infinite or NaN; a cheap bound, true when in doubt."""
+    product = extent(a).largest * extent(b).largest
+    return not product * (a.shape[1] + 1) + extent(c).largest < 2.0**126  # NaN counts as doubt
+
+
+def _operand_tiles(
     a: Float32Array, b: Float32Array, fmt: Format, group: int
 ) -> Iterator[tuple[slice, slice, Operand, Operand]]:
-    """Rows, columns and the two operands of every output tile of a [M, K] @ b [K, N]."""
+    """Rows, columns and the two operands of every output tile; each operand is prepared once."""
     left: dict[int, Operand] = {}
     previous, right = slice(0, 0), operand(b[:, :0], fmt, group)
     for rows, columns in tiles(a.shape[0], b.shape[1]):
@@ -70,10 +110,20 @@ def operand_tiles(
         yield rows, columns, left[rows.start], right
 
 
-def groups(k: int, size: int) -> Iterator[slice]:
-    """Slices of `size` consecutive k that cover `k`, the last one up to the fill."""
-    for first in range(0, k, size):
-        yield slice(first, first + size)
+def _guarded_step(a: Operand, b: Operand, c: Float32Array, step: Step, product_limit: float) -> Float32Array:
+    """`step` on finite stand-ins, overruled where infinities or NaN decide."""
+    result = step(a, b, np.where(np.isfinite(c), c, np.float32(0)))
+    special = _non_finite_sum(a, b, c, product_limit)
+    return np.where(np.isfinite(special), result, special.astype(np.float32))
+
+
+def _non_finite_sum(a: Operand, b: Operand, c: Float32Array, product_limit: float) -> Float64Array:
+    """c + sum over k of a * b, for its infinities and NaN only."""
+    total = c.astype(np.float64)
+    for row, column in zip(a.values[:, :, None].astype(np.float64), b.values.astype(np.float64), strict=True):
+        product = row * column
+        total += np.where(np.abs(product) >= product_limit, np.copysign(np.inf, product), product)
+    return total
 
 
 def exponents(x: Float32Array) -> Exponents:
@@ -141,18 +191,3 @@ def _truncated_sum_in_float64(a: Operand, b: Operand, scale: Float64Array) -> Fl
         np.trunc(product, out=product)
         np.add(total, product, out=total)
     return total
-
-
-def non_finite_sum(a: Operand, b: Operand, c: Float32Array, product_limit: float = np.inf) -> Float64Array:
-    """c + sum over k of a * b, for its infinities and NaN: products of `product_limit` or more count as infinite."""
-    total = c.astype(np.float64)
-    for row, column in zip(a.values[:, :, None].astype(np.float64), b.values.astype(np.float64), strict=True):
-        product = row * column
-        total += np.where(np.abs(product) >= product_limit, np.copysign(np.inf, product), product)
-    return total
-
-
-def may_leave_finite(a: Float32Array, b: Float32Array, c: Float32Array) -> bool:
-    """Whether some operand, product or partial sum could be infinite or NaN; a cheap bound, true when in doubt."""
-    product = extent(a).largest * extent(b).largest
-    return not product * (a.shape[1] + 1) + extent(c).largest < 2.0**126  # NaN counts as doubt

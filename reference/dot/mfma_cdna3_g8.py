@@ -16,12 +16,9 @@ from reference.dot import fma32_seq
 from reference.dot.aligned import (
     Exponents,
     Operand,
+    accumulate_groups,
     exponents,
-    groups,
     largest_exponent,
-    may_leave_finite,
-    non_finite_sum,
-    operand_tiles,
     power_of_two,
     truncated_sum,
 )
@@ -46,27 +43,26 @@ def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: 
     """c + a @ b as gfx942 MFMA along ascending K: float32 a [M, K], b [K, N], c [M, N]."""
     if input_format.name == "float32":
         return fma32_seq.accumulate(a, b, c, input_format)
-    size = GROUPS[input_format.name]
-    checked = may_leave_finite(a, b, c)
-    result = np.array(c, np.float32, order="C")
-    with np.errstate(all="ignore"):
-        for rows, columns, left, right in operand_tiles(a, b, input_format, size):
-            accumulator = result[rows, columns]
-            for k in groups(a.shape[1], size):
-                accumulator = _step(left.take(k), right.take(k), accumulator, checked, input_format.bits == 8)
-            result[rows, columns] = accumulator
-    return result
+    step = _step_8_bit if input_format.bits == 8 else _step
+    return accumulate_groups(a, b, c, input_format, GROUPS[input_format.name], step, PRODUCT_LIMIT)
 
 
-def _step(a: Operand, b: Operand, c: Float32Array, checked: bool, is_8_bit: bool) -> Float32Array:
-    """One group: a [group, M], b [group, N], c [M, N]."""
-    finite = np.where(np.isfinite(c), c, np.float32(0)) if checked else c
-    total, exponent = _sum_even_and_odd(a, b) if is_8_bit else _sum_products(a, b)
-    result = _add_accumulator(total, exponent, finite, drops_small=is_8_bit)
-    if not checked:
-        return result
-    special = non_finite_sum(a, b, c, PRODUCT_LIMIT)
-    return np.where(np.isfinite(special), result, special.astype(np.float32))
+def _step(a: Operand, b: Operand, c: Float32Array) -> Float32Array:
+    """One group."""
+    total, exponent = _sum_products(a, b)
+    return _add_accumulator(total, exponent, c, exponents(c))
+
+
+def _step_8_bit(a: Operand, b: Operand, c: Float32Array) -> Float32Array:
+    """One group of an 8-bit format: even and odd k sum apart, each against its own largest exponent, and both floor to
+    the larger; an accumulator below the last bit but one counts as zero, where flooring a negative one would give -1.
+    """
+    parts = [_sum_products(a.take(slice(first, None, 2)), b.take(slice(first, None, 2))) for first in (0, 1)]
+    largest = np.maximum(parts[0][1], parts[1][1])
+    even, odd = (np.floor(total * power_of_two(exponent - largest)) for total, exponent in parts)
+    own = exponents(c)
+    kept = np.where(own < np.maximum(largest, own) - np.int16(FRACTION_BITS + 1), np.float32(0), c)
+    return _add_accumulator(even + odd, largest, kept, own)
 
 
 def _sum_products(a: Operand, b: Operand) -> tuple[Float64Array, Exponents]:
@@ -76,24 +72,9 @@ def _sum_products(a: Operand, b: Operand) -> tuple[Float64Array, Exponents]:
     return truncated_sum(a, b, largest, FRACTION_BITS), largest
 
 
-def _sum_even_and_odd(a: Operand, b: Operand) -> tuple[Float64Array, Exponents]:
-    """8-bit formats: even and odd k sum apart, each against its own largest exponent; then both floor to the larger."""
-    parts = [_sum_products(a.take(slice(first, None, 2)), b.take(slice(first, None, 2))) for first in (0, 1)]
-    largest = np.maximum(parts[0][1], parts[1][1])
-    even, odd = (np.floor(total * power_of_two(exponent - largest)) for total, exponent in parts)
-    return even + odd, largest
-
-
-def _add_accumulator(total: Float64Array, exponent: Exponents, c: Float32Array, drops_small: bool) -> Float32Array:
-    """Floor the products' sum and the accumulator against their larger exponent, add, round to nearest even.
-
-    With `drops_small`, an accumulator below the last bit but one counts as zero, where flooring a negative one would
-    give -1.
-    """
-    own = exponents(c)
+def _add_accumulator(total: Float64Array, exponent: Exponents, c: Float32Array, own: Exponents) -> Float32Array:
+    """Floor the products' sum and the accumulator, of exponent `own`, against the larger exponent; add; round."""
     common = np.maximum(exponent, own)
-    if drops_small:
-        c = np.where(own < common - np.int16(FRACTION_BITS + 1), np.float32(0), c)
     total *= power_of_two(exponent + np.int16(SUM_BITS - FRACTION_BITS) - common)
     np.floor(total, out=total)
     addend = c * power_of_two(np.int16(FRACTION_BITS) - common)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,12 +17,9 @@ from reference.arithmetic import Float64Array
 from reference.checks import Float32Array
 from reference.dot.aligned import (
     Operand,
+    accumulate_groups,
     exponents,
-    groups,
     largest_exponent,
-    may_leave_finite,
-    non_finite_sum,
-    operand_tiles,
     power_of_two,
     truncated_sum,
 )
@@ -48,32 +46,19 @@ def fused_accumulate(parameters: Callable[[Format], FusedSum]) -> Accumulate:
 
     def accumulate(a: Float32Array, b: Float32Array, c: Float32Array, input_format: Format) -> Float32Array:
         unit = parameters(input_format)
-        checked = may_leave_finite(a, b, c)
-        result = np.array(c, np.float32, order="C")
-        with np.errstate(all="ignore"):
-            for rows, columns, left, right in operand_tiles(a, b, input_format, unit.group):
-                accumulator = result[rows, columns]
-                for k in groups(a.shape[1], unit.group):
-                    accumulator = _step(left.take(k), right.take(k), accumulator, unit, checked)
-                result[rows, columns] = accumulator
-        return result
+        return accumulate_groups(a, b, c, input_format, unit.group, partial(_step, unit))
 
     return accumulate
 
 
-def _step(a: Operand, b: Operand, c: Float32Array, unit: FusedSum, checked: bool) -> Float32Array:
-    """One fused dot-product-add of a group: a [group, M], b [group, N], c [M, N]."""
-    finite = np.where(np.isfinite(c), c, np.float32(0)) if checked else c
-    own = np.where(finite == 0, np.int16(unit.zero_exponent), exponents(finite))
+def _step(unit: FusedSum, a: Operand, b: Operand, c: Float32Array) -> Float32Array:
+    """One fused dot-product-add of a group."""
+    own = np.where(c == 0, np.int16(unit.zero_exponent), exponents(c))
     largest = largest_exponent(a, b, own)
     total = truncated_sum(a, b, largest, unit.fraction_bits)
-    total += np.trunc(finite * power_of_two(np.int16(unit.fraction_bits) - largest))
+    total += np.trunc(c * power_of_two(np.int16(unit.fraction_bits) - largest))
     total *= power_of_two(largest - np.int16(unit.fraction_bits))
-    result = _truncate(total, unit.result_bits)
-    if not checked:
-        return result
-    special = non_finite_sum(a, b, c)
-    return np.where(np.isfinite(special), result, special.astype(np.float32))
+    return _truncate(total, unit.result_bits)
 
 
 def _truncate(x: Float64Array, mantissa_bits: int) -> Float32Array:

@@ -83,7 +83,7 @@ def test_mmasim_too_keeps_32_bits_below_the_accumulator(sign: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_mmasim(unit: str, input_format: str, kind: str) -> None:
     finite = 0.0
-    for seed, depth in enumerate((16, 32, 64)):
+    for seed, depth in enumerate((16, 64)):
         # special operands would make every long sum NaN
         K = 32 if FORMATS[input_format].bits == 8 else 16 if kind == "special" else depth
         shape = (24, K, 20)
@@ -95,5 +95,5 @@ def test_equals_mmasim(unit: str, input_format: str, kind: str) -> None:
         for k in range(0, shape[1], instruction.k):
             theirs = instruction(left[:, k : k + instruction.k], right[k : k + instruction.k], theirs)
         assert_same_bits(ours, theirs.numpy())
-        finite += float(np.isfinite(ours).mean()) / 3
+        finite += float(np.isfinite(ours).mean()) / 2
     assert finite > 0.02, "all results are infinite or NaN: the operands test nothing"
