@@ -20,6 +20,8 @@ class Profile:
     evidence: str
     #: Operator -> fields that differ from ``strict-v1/fma32-seq``.
     changes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    #: Dtype -> operator -> fields that differ once more for a model held in that dtype.
+    dtype_changes: Mapping[str, Mapping[str, Mapping[str, Value]]] = field(default_factory=dict)
     #: Operator -> why its contract here is only the nearest known one. Empty for a profile that is a specification.
     unmodelled: Mapping[str, str] = field(default_factory=dict)
 
@@ -30,7 +32,8 @@ class Profile:
             ValueError: unknown operator or dtype.
         """
         name = operator_name(operator)
-        return CONTRACTS[name]().replace(self.changes.get(name, {})).with_dtype(dtype)
+        contract = CONTRACTS[name]().replace(self.changes.get(name, {})).with_dtype(dtype)
+        return contract.replace(self.dtype_changes.get(dtype, {}).get(name, {}))
 
     def contracts(self, dtype: str = "bfloat16") -> dict[str, Contract]:
         """Every operator's contract."""
@@ -69,6 +72,7 @@ _LOG_SOFTMAX: dict[str, Mapping[str, Value]] = {
 }
 _EAGER_ATTENTION: dict[str, Value] = {
     "partition.block": 0,
+    "order.k": "pairs_odd_first",
     "order.row_sum": "lanes-halving-16",
     "order.normalise": "before_values",
     "rounding.scores": "bfloat16",
@@ -80,14 +84,28 @@ _BFLOAT16_COLLECTIVE: dict[str, Value] = {
     "rounding.transport": "bfloat16",
     "rounding.hop": "bfloat16",
 }
+#: Matrix products on a CPU with AVX-512 BF16: FMAs in pairs, and a new chain for every block of K.
+_BF16_GEMM: dict[str, Value] = {"order.k": "pairs_odd_first", "partition.block_k": 512}
 _TORCH_COMMON: dict[str, Mapping[str, Value]] = {
-    "row_linear": {"partition.segments": 1},
-    "lm_head": {"rounding.output": "bfloat16"},
+    "linear": _BF16_GEMM,
+    "row_linear": {**_BF16_GEMM, "partition.segments": 1},
+    "lm_head": {**_BF16_GEMM, "rounding.output": "bfloat16"},
     "swiglu": {"rounding.silu": "bfloat16", "primitives.silu": "sleef-u10"},
     "all_reduce": _BFLOAT16_COLLECTIVE,
     "reduce_scatter": _BFLOAT16_COLLECTIVE,
 }
-_GEMM = "the CPU library orders K by shape, instruction set and thread count; one ascending FMA chain stands for it"
+
+
+def _float32_gemm(block_k: int, **others: Mapping[str, Value]) -> dict[str, Mapping[str, Mapping[str, Value]]]:
+    """What changes for float32 models: an ascending chain, in blocks of another length."""
+    gemm: dict[str, Value] = {"order.k": "ascending", "partition.block_k": block_k}
+    return {"float32": {"linear": gemm, "row_linear": gemm, "lm_head": gemm, **others}}
+
+
+_GEMM = (
+    "exact on x86 with AVX-512 BF16 up to K = 512; beyond, the library picks blocks of 512 or 1024 (192 in MKL's "
+    "float32) by shape, and products of a single row or of odd shapes have other orders"
+)
 _UNMODELLED_GEMM: dict[str, str] = {"linear": _GEMM, "row_linear": _GEMM, "lm_head": _GEMM}
 
 _VLLM_CPU = Profile(
@@ -108,10 +126,11 @@ _VLLM_CPU = Profile(
             "primitives.normalise": "reciprocal",
         },
     },
+    dtype_changes=_float32_gemm(512, rope={"primitives.rotate": "fma_sin"}),
     unmodelled={
         **_UNMODELLED_GEMM,
         "attention": "a fused C++ kernel with an online softmax in float32; block size and exponential are guesses",
-        "rope": "exact for bfloat16; in float32 its compiler fuses the sine product (primitives.rotate = fma_sin)",
+        "rope": "exact but for the float32 table, whose cosines and sines are SLEEF's, up to 1 ulp away",
         "logprob": "the C library's logarithm is correctly rounded in all but about 1 of 100,000 cases",
     },
 )
@@ -125,14 +144,15 @@ _MEGATRON_LOCAL = Profile(
         "qk_norm": _TORCH_NORM,
         "rope": _TORCH_ROPE,
         "attention": _EAGER_ATTENTION,
-        "linear": {"order.bias": "after_rounding"},
-        "row_linear": {"partition.segments": 1, "order.bias": "after_rounding"},
+        "linear": {**_BF16_GEMM, "order.bias": "after_rounding"},
+        "row_linear": {**_BF16_GEMM, "partition.segments": 1, "order.bias": "after_rounding"},
         "logsumexp": {"partition.segments": 1, "order.sum": "cascade-8x4", **_MKL},
         "logprob": _LOG_SOFTMAX["logprob"],
     },
+    dtype_changes=_float32_gemm(192, attention={"order.k": "ascending"}),
     unmodelled={
         **_UNMODELLED_GEMM,
-        "attention": "the softmax is exact; the two matrix products have the library's order",
+        "attention": "exact in bfloat16 on x86 with AVX-512 BF16; float32 products of some shapes have other orders",
         "logsumexp": "the order is exact; MKL's exponential is correctly rounded in about 99 of 100 cases",
         "logprob": "MKL's logarithm is correctly rounded in about 98 of 100 cases",
     },
@@ -149,6 +169,7 @@ _TRANSFORMERS_EAGER = Profile(
         "rope": _TORCH_ROPE,
         "attention": {**_EAGER_ATTENTION, "rounding.products": "bfloat16"},
     },
+    dtype_changes=_float32_gemm(192, attention={"order.k": "ascending"}),
     unmodelled={
         **_UNMODELLED_GEMM,
         "attention": _MEGATRON_LOCAL.unmodelled["attention"],

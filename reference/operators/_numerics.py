@@ -81,6 +81,31 @@ def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float
     return _ROW_SUMS[order](x, step="square")
 
 
+#: Orders in which a chain may go through the reduction axis, in words.
+K_ORDERS = {
+    "ascending": "goes through the reduction axis upwards",
+    "pairs_odd_first": "goes upwards in pairs, the odd element of a pair first (AVX-512 BF16 on a CPU)",
+    "descending": "goes through the reduction axis downwards",
+    "even_odd": "takes the even elements of the reduction axis first, then the odd",
+}
+
+
+def k_order(size: int, order: str) -> slice | NDArray[np.int64]:
+    """Index that brings ``size`` elements of the reduction axis into the named order."""
+    match order:
+        case "ascending":
+            return slice(None)
+        case "descending":
+            return slice(None, None, -1)
+        case "even_odd":
+            return np.array([*range(0, size, 2), *range(1, size, 2)], np.int64)
+        case _:
+            swapped = np.arange(size, dtype=np.int64)
+            pairs = swapped[: size - size % 2].reshape(-1, 2)  # a view: the last of an odd number keeps its place
+            pairs[:] = pairs[:, ::-1].copy()
+            return swapped
+
+
 def unit_dot(
     a: Float32Array, b: Float32Array, c: Float32Array | None, unit: str, fmt: str, names: tuple[str, str]
 ) -> Float32Array:

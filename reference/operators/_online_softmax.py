@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reference.arithmetic import fused_multiply_add
 from reference.checks import Float32Array
-from reference.operators._numerics import ATTENTION_EXPS, narrow, quiet, row_sum, unit_dot
+from reference.operators._numerics import ATTENTION_EXPS, k_order, narrow, quiet, row_sum, unit_dot
 from reference.operators.kv_cache import KeyValues
 
 if TYPE_CHECKING:
@@ -140,8 +140,9 @@ def _visit(
     operands = contract.domain.input if rounding.query in ("float32", contract.domain.input) else "float32"
     if primitives.scale == "query" and rounding.query == "float32":
         operands = "float32"
-    names = ("q", "keys")
-    products = np.stack([unit_dot(a, b, None, primitives.unit, operands, names) for a, b in zip(q, keys, strict=True)])
+    products = np.stack(
+        [_chain(rows, k, None, operands, ("q", "keys"), contract) for rows, k in zip(q, keys, strict=True)]
+    )
     scores = np.where(seen, _scale_scores(products, scale, contract), NEVER)
     maximum = np.maximum(state.maximum, scores.max(axis=-1))
     alpha = exponential(_difference(state.maximum, maximum))
@@ -192,16 +193,28 @@ def _product(
     p: Float32Array, values: Float32Array, start: Float32Array, seen: NDArray[np.bool_], contract: AttentionContract
 ) -> Float32Array:
     """start + p @ values, where a masked key takes no part even if its value is Inf or NaN."""
-    unit, fmt = contract.primitives.unit, contract.domain.input
+    fmt, names = contract.domain.input, ("probabilities", "values")
     operands = fmt if contract.rounding.probabilities == fmt else "float32"
-    names = ("probabilities", "values")
     if np.isfinite(values).all():
-        return unit_dot(p, values, start, unit, operands, names)
-    rows = [
-        unit_dot(p[i : i + 1], np.where(seen[i, :, None], values, ZERO), start[i : i + 1], unit, operands, names)
-        for i in range(p.shape[0])
-    ]
+        return _chain(p, values, start, operands, names, contract)
+    rows = []
+    for i in range(p.shape[0]):
+        visible = np.where(seen[i, :, None], values, ZERO)
+        rows.append(_chain(p[i : i + 1], visible, start[i : i + 1], operands, names, contract))
     return np.concatenate(rows)
+
+
+def _chain(
+    a: Float32Array,
+    b: Float32Array,
+    start: Float32Array | None,
+    fmt: str,
+    names: tuple[str, str],
+    contract: AttentionContract,
+) -> Float32Array:
+    """start + a @ b on the contract's unit, in the contract's order."""
+    order = k_order(a.shape[1], contract.order.k)
+    return unit_dot(a[:, order], b[order], start, contract.primitives.unit, fmt, names)
 
 
 def _divide(x: Float32Array, total: Float32Array, contract: AttentionContract) -> Float32Array:

@@ -19,6 +19,7 @@ from reference.operators._arguments import float_array, index_array, positive
 from reference.operators._numerics import (
     ATTENTION_EXPS,
     BLOCK_ORDERS,
+    K_ORDERS,
     UNIT_NAMES,
     require_unit,
     unit_for,
@@ -76,6 +77,7 @@ class Order(Group):
         ("ascending", "descending"),
         {"ascending": "visits blocks upwards", "descending": "visits blocks downwards, the newest keys first"},
     )
+    k: str = choice(("ascending", "pairs_odd_first"), K_ORDERS)
     row_sum: str = choice(BLOCK_ORDERS, "adds a block's probabilities in the order {value}")
     accumulate: str = choice(
         ("chain", "add", "fma"),

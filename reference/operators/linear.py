@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, Value, choice, format_choice
 from reference.operators._arguments import float_array
-from reference.operators._numerics import UNIT_NAMES, narrow, quiet, require_unit, unit_dot, unit_for
+from reference.operators._numerics import K_ORDERS, UNIT_NAMES, k_order, narrow, quiet, require_unit, unit_dot, unit_for
 from reference.operators.all_reduce import reduce_ranks
 
 
@@ -28,14 +27,12 @@ class Domain(Group):
 
 OPERANDS = ("x", "weight")
 
+BLOCKS = (64, 128, 192, 256, 384, 512, 1024)
 BLOCK_K: int = choice(
-    (0, 64, 128, 256, 512, 1024),
+    (0, *BLOCKS),
     {
         0: "runs one chain through a segment",
-        **{
-            n: f"restarts the chain every {n} elements of K and adds the pieces in order"
-            for n in (64, 128, 256, 512, 1024)
-        },
+        **{n: f"restarts the chain every {n} elements of K and adds the pieces in order" for n in BLOCKS},
     },
 )
 
@@ -48,14 +45,7 @@ class Partition(Group):
 
 @dataclass(frozen=True)
 class Order(Group):
-    k: str = choice(
-        ("ascending", "descending", "even_odd"),
-        {
-            "ascending": "goes through K upwards",
-            "descending": "goes through K downwards",
-            "even_odd": "takes the even elements of K first, then the odd",
-        },
-    )
+    k: str = choice(tuple(K_ORDERS), K_ORDERS)
     merge: str = choice(
         ("tree", "chain"),
         {
@@ -170,14 +160,7 @@ def finish(total: Float32Array, contract: LinearContract, bias: Float32Array | N
 def _chain(a: Float32Array, b: Float32Array, start: Float32Array | None, contract: LinearContract) -> Float32Array:
     """One segment's sum over k, from ``start`` or zero: a [tokens, k], b [k, outputs]."""
     size = a.shape[1]
-    order: slice | NDArray[np.int64]
-    match contract.order.k:
-        case "descending":
-            order = slice(None, None, -1)
-        case "even_odd":
-            order = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
-        case _:
-            order = slice(None)
+    order = k_order(size, contract.order.k)
     a, b = a[:, order], b[order]
     block = contract.partition.block_k or size
     unit, fmt = contract.primitives.unit, contract.domain.input

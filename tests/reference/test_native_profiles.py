@@ -12,6 +12,7 @@ from reference.operators import (
     DenseKeyValues,
     RopeTable,
     attention,
+    linear,
     logprob,
     logsumexp,
     processed_logits,
@@ -160,6 +161,71 @@ def test_float32_silu() -> None:
     gate, up = draw(1, 64, 256, dtype="float32", scale=4.0), draw(2, 64, 256, dtype="float32")
     contract: Any = MEGATRON.contract("swiglu", "float32")
     assert_same_bits(swiglu(gate.numpy(), up.numpy(), contract), (torch.nn.functional.silu(gate) * up).numpy())
+
+
+needs_avx512_bf16 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="the modelled matrix products are those of AVX-512 BF16"
+)
+
+
+def cancelling(tokens: int, inputs: int, outputs: int, dtype: str) -> tuple[Any, Any]:
+    """Operands whose products nearly cancel, so that bfloat16 outputs show the order of the sum."""
+    half = inputs // 2
+    x = draw(1, tokens, half, dtype="float32") * torch.exp2(draw(2, tokens, half, dtype="float32").mul(4).round())
+    x = torch.cat([x, -x * (1 + 2.0**-7 * (draw(3, tokens, half, dtype="float32") > 0))], dim=1)
+    w = draw(4, outputs, half, dtype="float32")
+    return x.to(getattr(torch, dtype)), torch.cat([w, w], dim=1).to(getattr(torch, dtype))
+
+
+@needs_avx512_bf16
+@pytest.mark.parametrize(("inputs", "block"), [(64, 512), (128, 512), (512, 512), (576, 512), (1536, 1024)])
+def test_bfloat16_linear(inputs: int, block: int) -> None:
+    """FMAs in pairs, the odd element first; a new chain every 512 elements of K, or 1,024 where the library prefers."""
+    x, w = cancelling(64, inputs, 96, "bfloat16")
+    for engine in (VLLM, MEGATRON, TRANSFORMERS):
+        contract: Any = engine.contract("linear").override("partition.block_k", block)
+        got = linear(numpy(x), numpy(w), contract)
+        assert_same_bits(got, numpy(torch.nn.functional.linear(x, w)))
+    ascending = linear(numpy(x), numpy(w), contract.override("order.k", "ascending"))
+    assert not np.array_equal(bits(ascending), bits(got))
+
+
+@needs_avx512_bf16
+@pytest.mark.parametrize("inputs", [128, 576, 1024])
+def test_float32_linear(inputs: int) -> None:
+    x, w = cancelling(64, inputs, 96, "float32")
+    contract: Any = MEGATRON.contract("linear", "float32")
+    assert_same_bits(linear(x.numpy(), w.numpy(), contract), torch.nn.functional.linear(x, w).numpy())
+
+
+@needs_avx512_bf16
+@pytest.mark.engines
+@pytest.mark.parametrize(("inputs", "dtype"), [(128, "bfloat16"), (576, "bfloat16"), (576, "float32")])
+def test_linear_of_vllm(inputs: int, dtype: str) -> None:
+    pytest.importorskip("vllm.platforms").current_platform.import_kernels()
+    operations = pytest.importorskip("vllm._custom_ops")
+    x, w = cancelling(16, inputs, 96, dtype)
+    expected = operations.onednn_mm(operations.create_onednn_mm(w.t(), 16), x, None)
+    contract: Any = VLLM.contract("linear", dtype)
+    assert_same_bits(linear(numpy(x), numpy(w), contract), numpy(expected))
+
+
+@needs_avx512_bf16
+@pytest.mark.parametrize(("length", "head_dim"), [(20, 32), (100, 64), (200, 128)])
+def test_eager_attention(length: int, head_dim: int) -> None:
+    """Megatron's unfused attention, batched product by batched product, and transformers' with its further rounding."""
+    heads = 3
+    q, k, v = (draw(i, heads, length, head_dim, scale=s) for i, s in ((1, 2.0), (2, 1.0), (3, 1.0)))
+    masked = torch.ones(length, length, dtype=torch.bool).triu(1)
+    empty = torch.empty(heads, length, length, dtype=torch.bfloat16)
+    scaled = torch.baddbmm(empty, q, k.transpose(1, 2), beta=0.0, alpha=head_dim**-0.5)
+    rounded = torch.matmul(q, k.transpose(1, 2)) * head_dim**-0.5
+    kv = DenseKeyValues(numpy(k.transpose(0, 1)), numpy(v.transpose(0, 1)))
+    for engine, scores in ((MEGATRON, scaled), (TRANSFORMERS, rounded)):
+        p = torch.softmax(scores.float().masked_fill(masked, float("-inf")), dim=-1).bfloat16()
+        contract: Any = engine.contract("attention")
+        got = attention(numpy(q.transpose(0, 1)), np.arange(length), kv, contract)
+        assert_same_bits(got, numpy(torch.bmm(p, v).transpose(0, 1)))
 
 
 @pytest.mark.engines
