@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import copysign, floor, inf, isfinite, trunc
+from operator import add
 
 from reference.dot import hopper_k16
 from reference.dot.ampere_k8 import parameters as ampere_parameters
@@ -66,7 +68,7 @@ def cdna1_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format) ->
     """The exact sum of the products and C, rounded once."""
     products = [x * y for x, y in zip(a, b, strict=True)]
     if not _finite(a, b, c):
-        return sum(products, start=0.0) + c
+        return _in_order(products) + c
     return _rounded(products, [Fraction(x) * Fraction(y) for x, y in zip(a, b, strict=True)], c)
 
 
@@ -93,7 +95,7 @@ def cdna3_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format) ->
     """Products truncated against their largest exponent, summed exactly, then floored against the accumulator's."""
     products = [x * y for x, y in zip(a, b, strict=True)]
     if not _finite(a, b, c) or any(abs(p) >= 2.0**128 for p in products):
-        return sum((copysign(inf, p) if abs(p) >= 2.0**128 else p for p in products), start=c)
+        return _in_order([c, *(copysign(inf, p) if abs(p) >= 2.0**128 else p for p in products)])
     parts = [_truncated_sum(a[i::2], b[i::2], fmt) for i in (0, 1)] if fmt.bits == 8 else [_truncated_sum(a, b, fmt)]
     largest = max(exponent for _, exponent in parts)
     total = sum((_floored(value, largest - 24) for value, _ in parts), start=Fraction(0))
@@ -117,7 +119,7 @@ def _truncated_sum(a: Sequence[float], b: Sequence[float], fmt: Format) -> tuple
 def nvidia_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format, unit: FusedSum) -> float:
     """Products and C truncated against one largest exponent, summed exactly, truncated to the result's bits, no -0."""
     if not _finite(a, b, c):
-        return sum((x * y for x, y in zip(a, b, strict=True)), start=c)
+        return _in_order([c, *(x * y for x, y in zip(a, b, strict=True))])
     exponents = [_exponent(x, fmt) + _exponent(y, fmt) for x, y in zip(a, b, strict=True) if x and y]
     largest = max([*exponents, _exponent(c, FLOAT32, zero=unit.zero_exponent)])
     terms = [*(Fraction(x) * Fraction(y) for x, y in zip(a, b, strict=True)), Fraction(c)]
@@ -132,8 +134,13 @@ def _rounded(products: Sequence[float], exact: Sequence[Fraction], c: float) -> 
     """The exact sum to nearest even; an exact zero takes the sign that IEEE addition gives it."""
     total = sum(exact, start=Fraction(c))
     if total == 0:
-        return 0.0 if any(exact) or c else sum(products[1:], start=products[0]) + c
+        return 0.0 if any(exact) or c else _in_order([*products, c])
     return round_scalar(total, FLOAT32)
+
+
+def _in_order(values: Sequence[float]) -> float:
+    """Plain addition, for what infinities, NaN and signed zeros give: `sum` compensates floats from Python 3.12 on."""
+    return reduce(add, values)
 
 
 def _finite(a: Sequence[float], b: Sequence[float], c: float) -> bool:

@@ -16,6 +16,9 @@ FLOOR = np.float32(-127)
 def exp2_nonpositive(x: Float32Array) -> Float32Array:
     """2^x for float32 `x` <= 0 of any shape: exactly +0 from -127 down (-inf included), NaN for NaN.
 
+    At most 0.800 ulp from -126 up. Between -127 and -126 the recipe below does not make subnormal numbers: its bits are
+    the contract there, and they stay below 2^-126.
+
     The exponent is added to the bits of the polynomial: bits(result) = (bits(x + 1.5 * 2^23) << 23) + bits(polynomial).
 
     Raises:
