@@ -36,8 +36,9 @@ def library_sums(source: str) -> list[str]:
             found.append(f"line {node.lineno}: @")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
-            is_reduce = name in ("reduce", "accumulate") and isinstance(node.func.value, ast.Attribute)
-            if name in LIBRARY_SUMS or (is_reduce and ast.unparse(node.func.value).endswith(".add")):
+            # np.add.accumulate is allowed: each partial sum is an output, so it has but one order
+            is_reduce = name == "reduce" and ast.unparse(node.func.value).endswith(".add")
+            if name in LIBRARY_SUMS or is_reduce:
                 found.append(f"line {node.lineno}: {ast.unparse(node.func)}")
     return found
 
