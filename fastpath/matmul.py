@@ -15,7 +15,7 @@ import triton.language as tl
 
 from fastpath import matmul_hopper, schedules
 from fastpath.backend import DTYPES, current_target, launch, require_fields, require_tensor, require_unit
-from fastpath.primitives import narrow, widen
+from fastpath.primitives import from_bits, narrow, widen
 from reference.contract.base import Contract
 from reference.operators.linear import LinearContract
 
@@ -56,12 +56,13 @@ def chain(
                 b = tl.load(b_pointers, mask=in_n[:, None], other=0.0)
             else:
                 in_k = (ks < length - k)[None, :]
-                # -0 * +0 leaves every accumulator alone; +0 * +0 would turn -0 into +0
-                a = tl.load(a_pointers, mask=in_m[:, None] & in_k, other=-0.0)
+                a = tl.load(a_pointers, mask=in_m[:, None] & in_k, other=0.0)
                 b = tl.load(b_pointers, mask=in_n[:, None] & in_k, other=0.0)
             if STEP == _FLOAT32:
                 a = a.to(tl.float32)
                 b = b.to(tl.float32)
+                if not EVEN:  # -0 * +0 leaves every accumulator alone; +0 * +0 would turn -0 into +0
+                    a = tl.where(in_k, a, from_bits(tl.full((BM, BK), -(2**31), tl.int32)))
             if SWAP:
                 total = tl.dot(b, tl.trans(a), total, input_precision="ieee")
             else:
@@ -87,7 +88,7 @@ def subtree(
         return left + right
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def tile_kernel(
     x, w, bias, out, M, N, segment, x_m, x_k, w_n, w_k,
     LOCAL: tl.constexpr, STEP: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """The schedule of `fastpath.matmul` for many tokens on Hopper: persistent programs, operands by bulk copies (TMA).
 
-One loop runs over all K of all tiles of a program, so that copies stay ahead across tiles. Within a tree, sums of pairs
-and quads of segments wait in registers; the half of 8 segments waits in a workspace of the program, in the L2 cache.
+One loop runs over all K of all tiles of a program, so that copies stay ahead across tiles. Within a tree, the sum of a
+segment or pair waits in registers; larger ones wait in a workspace of the program, in the L2 cache.
 """
 
 from __future__ import annotations
@@ -43,15 +43,21 @@ def store_tile(
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[part, row:, column:] = total (+ bias), rounded to the output's dtype."""
-    m = row + tl.arange(0, BM)
-    n = column + tl.arange(0, BN)
-    if BIAS:
-        total += widen(tl.load(bias + n, mask=n < N, other=0.0))[None, :]
-    rows = out + part.to(tl.int64) * M * N + m.to(tl.int64)[:, None] * N
-    tl.store(rows + n[None, :], narrow(total, out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+    if out.dtype.element_ty == tl.float32 and BM * BN > 8192:
+        # by halves: a float32 tile on its way to whole rows would take the shared memory of the operands
+        left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+        store_tile(out, left, bias, part, row, column, M, N, BIAS, BM, BN // 2)
+        store_tile(out, right, bias, part, row, column + BN // 2, M, N, BIAS, BM, BN // 2)
+    else:
+        m = row + tl.arange(0, BM)
+        n = column + tl.arange(0, BN)
+        if BIAS:
+            total += widen(tl.load(bias + n, mask=n < N, other=0.0))[None, :]
+        rows = out + part.to(tl.int64) * M * N + m.to(tl.int64)[:, None] * N
+        tl.store(rows + n[None, :], narrow(total, out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def chain_kernel(
     x, w, bias, out, maxima, M, N, segment, parts,
     BIAS: tl.constexpr, MAXIMA: tl.constexpr, SWAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -81,7 +87,7 @@ def chain_kernel(
             tl.store(maxima + m.to(tl.int64) * tl.cdiv(N, BN) + column // BN, tl.max(keys, axis=1), mask=m < M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def tree_kernel(
     x, w, bias, out, workspace, M, N, segment, parts,
     LOCAL: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -89,12 +95,11 @@ def tree_kernel(
 ):  # fmt: skip
     """out[part] = balanced tree over LOCAL (2, 4 or 8) segments, the first of them number part * LOCAL."""
     program = tl.program_id(0)
-    own = workspace + program * (BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    own = workspace + program * (2 * BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
     tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
     for tile in range(program, tiles, PROGRAMS):
         part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
         pair = tl.zeros((BM, BN), tl.float32)
-        quad = tl.zeros((BM, BN), tl.float32)
         for index in range(LOCAL):
             start = (part * LOCAL + index) * segment
             total = tl.zeros((BM, BN), tl.float32)
@@ -106,16 +111,16 @@ def tree_kernel(
                 pair = total
             else:
                 pair += total
-                if index % 4 == 1:
-                    quad = pair
-                else:
-                    quad += pair
-                    if LOCAL == 8:
-                        if index == 3:
-                            tl.store(own, quad)
-                        else:
-                            quad = tl.load(own) + quad
-        store_tile(out, pair if LOCAL == 2 else quad, bias, part, row, column, M, N, BIAS, BM, BN)
+                if LOCAL > 2:
+                    if index % 4 == 3:
+                        pair = tl.load(own) + pair
+                        if index == 7:
+                            pair = tl.load(own + BM * BN) + pair
+                    if index < LOCAL - 1:
+                        slot = tl.where(index == 3, BM * BN, 0)
+                        tl.store(own + slot, pair)
+                        tl.debug_barrier()
+        store_tile(out, pair, bias, part, row, column, M, N, BIAS, BM, BN)
 
 
 @cache
@@ -164,7 +169,7 @@ def launch_persistent(
         arguments = (*operands, sums if maxima is None else maxima, *sizes)
         launch(chain_kernel, grid, *arguments, contract=contract, options=options, **constants)
         return
-    spilled = plan.tokens * plan.outputs * grid[0] if plan.local == 8 else 1
+    spilled = 2 * plan.tokens * plan.outputs * grid[0] if plan.local > 2 else 1
     workspace = torch.empty(spilled, dtype=torch.float32, device=x.device)
     constants["LOCAL"] = plan.local
     launch(tree_kernel, grid, *operands, workspace, *sizes, contract=contract, options=options, **constants)

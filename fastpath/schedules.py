@@ -37,30 +37,69 @@ class Schedule:
 
 
 def schedule(target: Target, unit: str, tokens: int, outputs: int, segment: int, segments: int) -> Schedule:
-    """The schedule of x [tokens, segments * segment] times weight [outputs, segments * segment]."""
+    """The schedule of x [tokens, segments * segment] times weight [outputs, segments * segment].
+
+    The choices for Hopper are the winners of `python -m fastpath.benchmarks --tune` on an H200; those for gfx942 are
+    checked in compiled code only.
+    """
     if target.runtime == "interpreter":
         return Schedule(tokens=16, outputs=64, k=32)
     if unit == "fma32-seq":
-        return _float32(tokens, outputs, segments)
-    return _matrix_unit(target, tokens, outputs, segment, segments)
-
-
-def _float32(tokens: int, outputs: int, segments: int) -> Schedule:
-    if tokens <= 32:
-        return Schedule(tokens=16, outputs=32, k=64, warps=4, stages=3)
-    if tokens <= 128:
-        return Schedule(tokens=64, outputs=64, k=32, warps=4, stages=3)
-    return Schedule(tokens=128, outputs=128, k=16, local=min(segments, 2), warps=8, stages=3, k_major=True)
-
-
-def _matrix_unit(target: Target, tokens: int, outputs: int, segment: int, segments: int) -> Schedule:
-    if tokens <= 64:
-        return Schedule(tokens=max(16, power_of_two(tokens)), outputs=32, k=128, warps=4, stages=4)
+        return _float32(tokens, segments)
     if target.runtime == "hip":
-        return Schedule(tokens=128, outputs=128, k=64, local=min(segments, 2), warps=8, stages=2)
+        return _matrix_gfx942(tokens, segments)
+    if tokens <= 64:
+        return _few_on_hopper(tokens, outputs, segment * segments, segments)
+    return _many_on_hopper(tokens, outputs, segment * segments, segments)
+
+
+def _float32(tokens: int, segments: int) -> Schedule:
+    if tokens <= 32:
+        return Schedule(16, 32, 64)
+    if tokens <= 128:
+        return Schedule(64, 64, 32)
+    return Schedule(64, 128, 16, local=min(segments, 2), k_major=True)
+
+
+def _matrix_gfx942(tokens: int, segments: int) -> Schedule:
+    if tokens <= 64:
+        return Schedule(max(16, power_of_two(tokens)), 32, 128, stages=2)
+    return Schedule(128, 128, 64, local=min(segments, 2), warps=8, stages=2)
+
+
+def _few_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Schedule:
+    """Weights are read once: what counts is that enough copies are in flight on every multiprocessor."""
+    rows = max(8, power_of_two(tokens))
+    if segments > 1:
+        if tokens <= 16:
+            return Schedule(rows, 64, 128, local=2 if inputs >= 8192 else 1, stages=4, swap=True)
+        if outputs >= 2048:
+            return Schedule(rows, 64, 64, local=2, stages=6, swap=True, persistent=True, residents=3)
+        return Schedule(rows, 64, 128, stages=4, swap=True, persistent=True, residents=2)
+    narrow = outputs // 64 < 80  # tiles of 64 outputs would leave multiprocessors idle
+    if tokens <= 16:
+        if narrow:
+            return Schedule(16, 32, 128, stages=5)
+        return Schedule(rows, 64, 256 if inputs >= 2048 and outputs <= 8192 else 128, stages=4, swap=True)
+    if narrow:
+        return Schedule(rows, 32, 128, stages=6, persistent=True, residents=3)
+    return Schedule(rows, 64, 128, stages=6, swap=True, persistent=True)
+
+
+def _many_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Schedule:
+    """Tensor cores are the limit: tiles as large as fill the multiprocessors."""
+    medium = tokens <= 512
     if segments == 1:
-        return Schedule(tokens=128, outputs=256, k=64, warps=8, stages=3, persistent=True)
-    return Schedule(tokens=128, outputs=128, k=64, local=segments, warps=8, stages=4, persistent=True)
+        if medium and outputs < 65536:
+            return Schedule(64, 128, 64, stages=4, persistent=True, residents=2)
+        return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
+    if medium and outputs < 2048:
+        return Schedule(128, 64, 64, stages=4, persistent=True, residents=2)
+    if medium:
+        return Schedule(64, 128, 64, local=4, stages=4, persistent=True, residents=2)
+    if inputs >= 8192:
+        return Schedule(128, 128, 64, local=2, stages=3, persistent=True, residents=2)
+    return Schedule(128, 128, 64, local=8, warps=8, stages=4, persistent=True)
 
 
 def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Schedule]:

@@ -14,7 +14,7 @@ def main() -> int:
     """Run, print one line a case, write the report."""
     parser = argparse.ArgumentParser(prog="python -m fastpath.conformance", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the report to this file")
-    parser.add_argument("--only", default="", help="only cases whose name starts with this")
+    parser.add_argument("--only", default="", help="only cases whose name starts with this; several by commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes; compiling is most of the time")
     arguments = parser.parse_args()
     report = run(arguments.only, arguments.jobs, lambda line: print(line, flush=True))
