@@ -41,13 +41,15 @@ class Capture:
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)
-        self._stack = ExitStack()
-        taps = self._stack.enter_context(Taps())
-        taps.attribute(runner, "execute_model", self._follow)
-        tap_forward(taps, self._live, self._model)
-        if plan.observe or plan.interventions or plan.position_offset:
-            tap_model(taps, self._live, self._model)
-        tap_head(taps, self._live, self._model, runner.sampler, logprobs_mode)
+        with ExitStack() as stack:
+            taps = stack.enter_context(Taps())
+            taps.attribute(runner, "execute_model", self._follow)
+            tap_forward(taps, self._live, self._model)
+            if plan.observe or plan.interventions or plan.position_offset:
+                tap_model(taps, self._live, self._model)
+            tap_head(taps, self._live, self._model, runner.sampler, logprobs_mode)
+            # From here on the hooks stay until `close`.
+            self._hooks = stack.pop_all()
 
     def _follow(self, original: Any) -> Any:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +89,7 @@ class Capture:
 
     def close(self) -> None:
         """Take every hook off."""
-        self._stack.close()
+        self._hooks.close()
 
     def _check_logprobs(self, samples: list[Sample]) -> None:
         """The floats in the engine's answer must be those seen on their way there."""
