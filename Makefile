@@ -25,6 +25,7 @@ test: $(STAMP) ## Lint, types and the default tests
 
 test-exhaustive: $(STAMP) ## All 2^32 inputs and other hour-long proofs; resumes where it stopped
 	$(BIN)/python -m tests.reference.exhaustive $(ARGS)
+	$(BIN)/python -m pytest -m exhaustive
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
