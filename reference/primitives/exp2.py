@@ -1,4 +1,4 @@
-"""exp2 in float32, as a fixed sequence of FMA: at most 0.800 ulp from the exact value."""
+"""exp2 in float32, as a fixed sequence of FMA: at most 0.879 ulp from the exact value, 0.800 if normal."""
 
 from __future__ import annotations
 

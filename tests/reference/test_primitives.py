@@ -28,22 +28,29 @@ EXACT: dict[str, Callable[[Any], Any]] = {
 #: Largest error of the sequences over all float32 inputs of their domain, in units in the last place.
 BOUNDS = {
     "exp": 0.8914,
-    "exp2": 0.8002,
+    "exp2": 0.8785,
     "exp2_nonpositive": 0.8002,
-    "log": 0.8821,
+    "log": 0.8823,
     "rsqrt": 0.5001,
     "sigmoid": 2.481,
     "silu": 2.394,
 }
 #: Inputs that the exhaustive run found to be the worst or nearly so.
-WORST = {"exp": ["0x1.62e430p6", "-0x1.f433a0p3"], "exp2": ["-0x1.01ff8ap6"], "log": ["0x1.484574p0"]}
+WORST = {
+    "exp": ["-0x1.765026p2"],
+    "exp2": ["-0x1.f9fc6ap6", "-0x1.01ff8ap6"],
+    "log": ["0x1.4665f2p0"],
+    "rsqrt": ["0x1.13e07p1"],
+    "sigmoid": ["-0x1.0a2bd8p4"],
+    "silu": ["-0x1.0af4e2p4"],
+}
 
 
 def inputs(function: str, count: int = 400) -> Float32Array:
-    """Finite inputs inside the domain where the exact result is a finite, normal number; the worst known ones first."""
+    """Finite inputs inside the domain where the exact result is a finite number; the worst known ones first."""
     low, high = {
         "exp": (-87.3, 88.7),
-        "exp2": (-126.0, 127.9),
+        "exp2": (-149.0, 127.9),
         "exp2_nonpositive": (-126.0, 0.0),
         "sigmoid": (-87.0, 80.0),
         "silu": (-87.0, 80.0),
@@ -73,7 +80,7 @@ def test_error_bound_against_mpmath(function: str) -> None:
     y = PRIMITIVES[function]["rlk"](x)
     worst = max(ulp_error(function, a, b) for a, b in zip(x, y, strict=True))
     assert worst <= BOUNDS[function]
-    assert worst > 0.4  # the inputs are hard enough to say something
+    assert worst > (BOUNDS[function] - 1e-3 if function in WORST else 0.4)  # and the bound is no higher than needed
 
 
 @pytest.mark.parametrize("function", PRIMITIVES)
