@@ -67,13 +67,13 @@ _LIBM: dict[str, Value] = {"primitives.exp": "sleef-u10", "primitives.log": "cor
 #: MKL's vector functions, which PyTorch calls on whole tensors: no sequence of ours has their last bit everywhere.
 _MKL: dict[str, Value] = {"primitives.exp": "correctly-rounded", "primitives.log": "correctly-rounded"}
 _LOG_SOFTMAX: dict[str, Mapping[str, Value]] = {
-    "logsumexp": {"partition.segments": 1, "order.sum": "lanes-halving-16", **_LIBM},
+    "logsumexp": {"partition.segments": 1, "order.sum": "lanes-16-or-chain", **_LIBM},
     "logprob": {"order.formula": "(x - max) - log(sum)", "primitives.log": "correctly-rounded"},
 }
 _EAGER_ATTENTION: dict[str, Value] = {
     "partition.block": 0,
     "order.k": "pairs_odd_first",
-    "order.row_sum": "lanes-halving-16",
+    "order.row_sum": "lanes-16-or-chain",
     "order.normalise": "before_values",
     "rounding.scores": "bfloat16",
     "primitives.exp": "exp-sleef-u10",
@@ -118,9 +118,16 @@ _VLLM_CPU = Profile(
         "rms_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT, "rounding.sum": "float32"},
         "qk_norm": {**_TORCH_NORM, **_CAST_BEFORE_WEIGHT},
         "rope": {**_TORCH_ROPE, "rounding.product": "float32"},
-        "attention": {"partition.block": 32, "primitives.exp": "exp"},
+        "attention": {
+            "partition.block": 0,
+            "order.row_sum": "lanes-halving-16",
+            "rounding.probabilities": "float32",
+            "primitives.exp": "exp-fast-u20",
+            "primitives.scale": "query",
+            "primitives.finish": "reciprocal",
+        },
         "processed_logits": {
-            "order.sum": "lanes-halving-16",
+            "order.sum": "lanes-16-or-chain",
             "precision.cumulated": "float64",
             "primitives.exp": "sleef-u10",
             "primitives.normalise": "reciprocal",
@@ -129,7 +136,7 @@ _VLLM_CPU = Profile(
     dtype_changes=_float32_gemm(512, rope={"primitives.rotate": "fma_sin"}),
     unmodelled={
         **_UNMODELLED_GEMM,
-        "attention": "a fused C++ kernel with an online softmax in float32; block size and exponential are guesses",
+        "attention": "exact up to 400 keys (measured); its tiles, sized by the cache, may show in longer sequences",
         "rope": "exact but for the float32 table, whose cosines and sines are SLEEF's, up to 1 ulp away",
         "logprob": "the C library's logarithm is correctly rounded in all but about 1 of 100,000 cases",
     },

@@ -28,7 +28,7 @@ SILUS = (*PRIMITIVES["silu"], "x * sigmoid(x)")
 TABLES = ("rlk", "float32-pow")
 
 
-def lanes_halving(x: Float32Array, *, lanes: int, step: Step = "add") -> Float32Array:
+def lanes_or_chain(x: Float32Array, *, lanes: int, step: Step = "add") -> Float32Array:
     """One vector register of ``lanes``, merged by halving; a shorter row is a chain (PyTorch's softmax sums)."""
     if x.shape[-1] < lanes:
         return chain(x, step=step)
@@ -46,13 +46,14 @@ _ROW_SUMS: dict[str, Callable[..., Float32Array]] = {
     "warp-shuffle-64x4": partial(warp_shuffle, warp=64, warps=4),
     "warp-shuffle-64x16": partial(warp_shuffle, warp=64, warps=16),
     "cascade-8x4": partial(cascade, width=8, registers=4),
-    "lanes-halving-8": partial(lanes_halving, lanes=8),
-    "lanes-halving-16": partial(lanes_halving, lanes=16),
+    "lanes-halving-8": partial(warp_shuffle, warp=8, warps=1),
+    "lanes-halving-16": partial(warp_shuffle, warp=16, warps=1),
+    "lanes-16-or-chain": partial(lanes_or_chain, lanes=16),
     "vector-16x4": partial(strided_vector, width=16, registers=4),
 }
 ROW_ORDERS = tuple(_ROW_SUMS)
 #: The orders in which attention may add a block of probabilities.
-BLOCK_ORDERS = ("lanes-tree-256", "chain", "lanes-halving-16", "cascade-8x4", "warp-shuffle-32x8")
+BLOCK_ORDERS = ("lanes-tree-256", "chain", "lanes-halving-16", "lanes-16-or-chain", "cascade-8x4", "warp-shuffle-32x8")
 
 UNIT_NAMES = tuple(UNITS)
 
@@ -161,6 +162,7 @@ ATTENTION_EXPS: dict[str, tuple[str, Callable[[Float32Array], Float32Array]]] = 
     "exp": ("e", PRIMITIVES["exp"]["rlk"]),
     "exp-correctly-rounded": ("e", PRIMITIVES["exp"]["correctly-rounded"]),
     "exp-sleef-u10": ("e", PRIMITIVES["exp"]["sleef-u10"]),
+    "exp-fast-u20": ("e", PRIMITIVES["exp"]["fast-u20"]),
 }
 
 
