@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from fastpath.all_reduce import note_transport
+from fastpath.all_reduce import gather
 from fastpath.backend import DTYPES, require_fields, require_tensor
 from reference.operators.all_gather import AllGatherContract
 
@@ -25,11 +25,7 @@ def all_gather(x: torch.Tensor, contract: AllGatherContract, group: dist.Process
     """
     require_tensor(x, "x", "rows, features", *DTYPES.values())
     require_fields(contract, {"rounding.transport": "float32"})
-    ranks = dist.get_world_size(group)
-    gathered = torch.empty(ranks, *x.shape, dtype=x.dtype, device=x.device)
-    dist.all_gather_into_tensor(gathered, x, group=group)
-    note_transport("all_gather", contract, ranks)
-    return concatenate(gathered)
+    return concatenate(gather(x, contract, group))
 
 
 def concatenate(shards: torch.Tensor) -> torch.Tensor:

@@ -27,11 +27,17 @@ def all_reduce(x: torch.Tensor, contract: AllReduceContract, group: dist.Process
         UnsupportedError: a contract without a kernel.
     """
     require_tensor(x, "x", "rows, features", torch.float32)
+    require_merge(contract)
+    return merge_ranks(gather(x, contract, group), contract)
+
+
+def gather(x: torch.Tensor, contract: Contract, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Every rank's contiguous ``x`` [rows, ...], rank 0 first: [ranks, rows, ...]. Bytes travel, nothing is added."""
     ranks = dist.get_world_size(group)
-    gathered = torch.empty(ranks, *x.shape, dtype=x.dtype, device=x.device)
+    gathered = torch.empty(ranks * x.shape[0], *x.shape[1:], dtype=x.dtype, device=x.device)
     dist.all_gather_into_tensor(gathered, x, group=group)
     note_transport("all_gather", contract, ranks)
-    return merge_ranks(gathered, contract)
+    return gathered.view(ranks, *x.shape)
 
 
 def merge_ranks(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from fastpath.all_reduce import note_transport
+from fastpath.all_reduce import gather
 from fastpath.backend import launch, require_fields, require_tensor
 from fastpath.primitives import LOWEST, exp, log, ordered, pairs_tree, unordered
 from reference.operators.logsumexp import LogsumexpContract
@@ -114,10 +114,7 @@ def logsumexp(
         dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
     sums = segment_sums(logits, maximum, contract, ranks)
     if ranks > 1:
-        gathered = torch.empty(ranks, *sums.shape, dtype=sums.dtype, device=sums.device)
-        dist.all_gather_into_tensor(gathered, sums, group=group)
-        note_transport("all_gather", contract, ranks)
-        sums = gathered.transpose(0, 1).reshape(logits.shape[0], -1)
+        sums = gather(sums, contract, group).transpose(0, 1).reshape(logits.shape[0], -1)
     return finish(sums, maximum, contract)
 
 

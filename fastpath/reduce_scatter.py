@@ -31,7 +31,7 @@ def reduce_scatter(
     rows, features = x.shape
     if rows % ranks:
         raise ValueError(f"x: {rows} rows cannot be cut into {ranks} equal chunks")
-    received = torch.empty(ranks, rows // ranks, features, dtype=x.dtype, device=x.device)
+    received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=group)
     note_transport("all_to_all", contract, ranks)
-    return merge_ranks(received, contract)
+    return merge_ranks(received.view(ranks, rows // ranks, features), contract)
