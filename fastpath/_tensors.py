@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton.language as tl
 
-from fastpath.backend import DTYPES, UnsupportedError, require_tensor
-from reference.contract.base import Contract
+from fastpath.backend import DTYPES, UnsupportedError, require_fields, require_tensor
+from reference.contract.base import Contract, Value
 
 TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 INDEX_TYPES = (torch.int32, torch.int64)
+
+
+@lru_cache(maxsize=256)
+def accepted(contract: Contract, implemented: tuple[tuple[str, Value | tuple[Value, ...]], ...]) -> torch.dtype:
+    """The dtype of a contract's output, if a kernel implements the contract; asked at every launch, so remembered.
+
+    Raises:
+        UnsupportedError: as ``require_fields``, or a format without kernels.
+    """
+    require_fields(contract, dict(implemented))
+    return model_dtype(contract)
 
 
 def model_dtype(contract: Contract, path: str = "rounding.output") -> torch.dtype:

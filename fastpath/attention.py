@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,31 +16,31 @@ import torch
 import triton
 
 from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kernel
-from fastpath._tensors import model_dtype, require_rows
+from fastpath._tensors import accepted, require_rows
 from fastpath.backend import UnsupportedError, current_target, launch, require_fields, require_tensor, require_unit
 from fastpath.qk_norm import require_head_dim
-from reference.contract.base import Value
 from reference.operators._online_softmax import LOG2E
 from reference.operators.attention import AttentionContract
 
-IMPLEMENTED: dict[str, Value | tuple[Value, ...]] = {
-    "domain.mask": ("causal", "full"),
-    "domain.block_origin": "sequence",
-    "partition.block": 64,
-    "partition.split": "none",
-    "order.keys": "ascending",
-    "order.row_sum": "lanes-tree-256",
-    "order.accumulate": "chain",
-    "order.normalise": "after_values",
-    "rounding.query": "float32",
-    "rounding.products": "float32",
-    "rounding.scores": "float32",
-    "rounding.row_sum": "float32",
-    "primitives.scale": "folded",
-    "primitives.exp": "exp2-nonpositive",
-    "primitives.update": "fma",
-    "primitives.finish": "divide",
-}
+IMPLEMENTED = (
+    ("domain.mask", ("causal", "full")),
+    ("domain.block_origin", "sequence"),
+    ("partition.block", 64),
+    ("partition.split", "none"),
+    ("order.keys", "ascending"),
+    ("order.k", "ascending"),
+    ("order.row_sum", "lanes-tree-256"),
+    ("order.accumulate", "chain"),
+    ("order.normalise", "after_values"),
+    ("rounding.query", "float32"),
+    ("rounding.products", "float32"),
+    ("rounding.scores", "float32"),
+    ("rounding.row_sum", "float32"),
+    ("primitives.scale", "folded"),
+    ("primitives.exp", "exp2-nonpositive"),
+    ("primitives.update", "fma"),
+    ("primitives.finish", "divide"),
+)
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ def attention(
         UnsupportedError: a contract field, format, head_dim or matrix unit without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument; scale.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_formats(contract)
     require_rows(q, "q", "tokens, heads, head_dim", dtype)
     tokens, heads, head_dim = q.shape
@@ -156,6 +156,7 @@ def folded_scale(scale: float | None, head_dim: int) -> float:
     return float(np.float32(factor * LOG2E))
 
 
+@lru_cache(maxsize=64)
 def require_formats(contract: AttentionContract) -> None:
     """Refuse formats that differ between operands, probabilities and output.
 

@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, model_dtype
-from fastpath.backend import launch, require_fields, require_tensor
+from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, accepted
+from fastpath.backend import launch, require_tensor
 from fastpath.primitives import narrow, widen
 from reference.operators.embedding import EmbeddingContract
 
-IMPLEMENTED = {"order.merge": "copy"}
+IMPLEMENTED = (("order.merge", "copy"),)
 #: Columns of one program: 16 bytes a thread in two warps.
 BLOCK = 512
 
@@ -73,8 +73,7 @@ def embedding(token_ids: torch.Tensor, table: torch.Tensor, contract: EmbeddingC
         UnsupportedError: a contract field without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_tensor(token_ids, "token_ids", "tokens", *INDEX_TYPES)
     require_tensor(table, "table", "vocabulary, hidden", dtype)
     tokens, hidden = token_ids.shape[0], table.shape[1]
@@ -104,8 +103,7 @@ def embedding_backward(
     Raises:
         As :func:`embedding`.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_tensor(token_ids, "token_ids", "tokens", *INDEX_TYPES)
     require_tensor(grad_output, "grad_output", f"tokens={token_ids.shape[0]}, hidden", dtype)
     rows, hidden = grad_output.shape

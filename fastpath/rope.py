@@ -14,19 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, model_dtype, require_rows
-from fastpath.backend import launch, require_fields, require_tensor
+from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, accepted, require_rows
+from fastpath.backend import launch, require_tensor
 from fastpath.primitives import narrow, negative, widen
 from reference.operators.rope import RopeContract
 from reference.operators.rope import rope_table as reference_table
 
-IMPLEMENTED = {
-    "domain.pairing": ("halves", "interleaved"),
-    "precision.table": "float32",
-    "rounding.product": "float32",
-    "primitives.table": ("rlk", "float32-pow"),
-    "primitives.rotate": "fma_cos",
-}
+IMPLEMENTED = (
+    ("domain.pairing", ("halves", "interleaved")),
+    ("precision.table", "float32"),
+    ("rounding.product", "float32"),
+    ("primitives.table", ("rlk", "float32-pow")),
+    ("primitives.rotate", "fma_cos"),
+)
 #: Pairs that one program rotates.
 TILE = 512
 
@@ -112,8 +112,7 @@ def rope(
         UnsupportedError: a contract field or format without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_rows(x, "x", "tokens, heads, head_dim", dtype)
     tokens, heads, head_dim = x.shape
     if head_dim % 2:

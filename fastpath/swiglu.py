@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath._tensors import TRITON_TYPES, model_dtype, require_rows
-from fastpath.backend import launch, require_fields, require_tensor
+from fastpath._tensors import TRITON_TYPES, accepted, require_rows
+from fastpath.backend import launch, require_tensor
 from fastpath.primitives import div_rn, exp, narrow, silu, widen
 from reference.operators.swiglu import SwigluContract
 
-IMPLEMENTED = {"rounding.silu": "float32", "primitives.silu": "rlk"}
+IMPLEMENTED = (("rounding.silu", "float32"), ("primitives.silu", "rlk"))
 #: Features of one program: 16 bytes a thread in four warps.
 BLOCK = 1024
 
@@ -71,8 +71,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, contract: SwigluContract) -> to
         UnsupportedError: a contract field or format without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_rows(gate, "gate", "tokens, features", dtype)
     tokens, features = gate.shape
     require_rows(up, "up", f"tokens={tokens}, features={features}", dtype)
@@ -102,8 +101,7 @@ def swiglu_backward(
     Raises:
         As :func:`swiglu`.
     """
-    require_fields(contract, IMPLEMENTED)
-    dtype = model_dtype(contract)
+    dtype = accepted(contract, IMPLEMENTED)
     require_tensor(grad_output, "grad_output", "tokens, features", dtype)
     tokens, features = grad_output.shape
     require_rows(gate, "gate", f"tokens={tokens}, features={features}", dtype)
