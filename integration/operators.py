@@ -1,0 +1,174 @@
+"""The reference operators on tensors, with the contracts of one profile, counted.
+
+Both engines call these and nothing else for the strict path, so that what they share is visible in one file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from integration.arrays import to_array, to_tensor
+from reference import operators as ops
+from reference.checks import Float32Array
+from reference.contract.profiles import profile as find_profile
+from reference.operators.kv_cache import KeyValues
+
+Tensor = Any
+#: Profiles whose arithmetic the engines can follow on a CPU: specifications, not descriptions of engines.
+STRICT = ("strict-v1/fma32-seq", "strict-v1/mfma-cdna3-g8", "strict-v1/hopper-k16")
+
+
+class StrictOperators:
+    """Contracts of one profile for one model dtype, and the operators that follow them.
+
+    Tensors are on the CPU; activations are in the model's dtype, logits and everything after them in float32.
+
+    Args:
+        profile: name of a strict profile.
+        dtype: torch dtype of the model.
+
+    Raises:
+        ValueError: an unknown profile, or one that describes an engine.
+    """
+
+    def __init__(self, profile: str, dtype: Any) -> None:
+        from integration.arrays import dtype_name
+
+        self.profile = find_profile(profile)
+        if self.profile.name not in STRICT:
+            raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
+        self.dtype = dtype
+        self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
+        self.calls: Counter[str] = Counter()
+        self._rope_table: tuple[tuple[Any, ...], ops.RopeTable] | None = None
+
+    def evidence(self) -> dict[str, Any]:
+        """Which operators ran, how often, and under which contract."""
+        return {
+            "profile": self.profile.name,
+            "operators": {
+                name: {"calls": count, "contract_id": self.contracts[name].contract_id}
+                for name, count in sorted(self.calls.items())
+            },
+        }
+
+    def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Rows of ``table`` [vocabulary, hidden] for integer ``tokens`` of any shape. Reads only the rows it needs."""
+        contract = self._called("embedding")
+        used, index = np.unique(tokens.detach().cpu().numpy().reshape(-1), return_inverse=True)
+        import torch
+
+        rows = ops.embedding(index, to_array(table.detach()[torch.from_numpy(used)]), contract)
+        return self._out(rows).reshape(*tokens.shape, table.shape[1])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm over the last axis of ``x`` [..., hidden]."""
+        y = ops.rms_norm(_rows(x), to_array(weight), epsilon, self._called("rms_norm"))
+        return self._out(y.output).reshape(x.shape)
+
+    def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm of every head of ``x`` [..., heads, head_dim]."""
+        heads = to_array(x).reshape(-1, *x.shape[-2:])
+        return self._out(ops.qk_norm(heads, to_array(weight), epsilon, self._called("qk_norm"))).reshape(x.shape)
+
+    def residual_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x + residual, rounded once."""
+        return self._out(ops.residual_add(_rows(x), _rows(residual), self._called("residual_add"))).reshape(x.shape)
+
+    def linear(self, x: Tensor, weight: Float32Array, bias: Tensor | None = None) -> Tensor:
+        """Projection of ``x`` [..., inputs] by ``weight`` [outputs, inputs] (see `weight_array`)."""
+        y = ops.linear(_rows(x), weight, self._called("linear"), None if bias is None else to_array(bias))
+        return self._out(y).reshape(*x.shape[:-1], weight.shape[0])
+
+    def row_linear_partial(self, x: Tensor, weight: Float32Array, ranks: int) -> Tensor:
+        """This rank's share of a row-parallel projection, float32."""
+        y = ops.row_linear_partial(_rows(x), weight, self._called("row_linear"), ranks)
+        return to_tensor(y, _float32()).reshape(*x.shape[:-1], weight.shape[0])
+
+    def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+        """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
+        contract, reduction = self.contracts["row_linear"], self.contracts["all_reduce"]
+        if len(partials) > 1:
+            self._called("all_reduce")
+        rows = [_rows(part) for part in partials]
+        y = ops.row_linear_merge(rows, contract, reduction, None if bias is None else to_array(bias))
+        return self._out(y).reshape(partials[0].shape)
+
+    def rope(self, x: Tensor, positions: Tensor, theta: float) -> Tensor:
+        """Rotate ``x`` [tokens, heads, head_dim] by integer ``positions`` [tokens]."""
+        contract = self._called("rope")
+        where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
+        key = (where.tobytes(), int(x.shape[-1]), theta)
+        if self._rope_table is None or self._rope_table[0] != key:
+            # Every layer of a forward rotates by the same positions.
+            self._rope_table = key, ops.rope_table(where, int(x.shape[-1]), theta, contract)
+        return self._out(ops.rope(to_array(x), self._rope_table[1], contract))
+
+    def kv_cache(self, x: Tensor) -> Tensor:
+        """Keys or values as the cache stores them."""
+        return self._out(ops.to_cache(to_array(x), 1.0, self._called("kv_cache")))
+
+    def attention(self, q: Tensor, positions: NDArray[np.int64], kv: KeyValues, scale: float | None) -> Tensor:
+        """Attention of some tokens ``q`` [tokens, heads, head_dim] of one sequence over its keys."""
+        return self._out(ops.attention(to_array(q), positions, kv, self._called("attention"), scale=scale))
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        return self._out(ops.swiglu(_rows(gate), _rows(up), self._called("swiglu"))).reshape(gate.shape)
+
+    def lm_head(self, x: Tensor, weight: Float32Array) -> Tensor:
+        """Logits [..., outputs], float32."""
+        y = ops.lm_head(_rows(x), weight, self._called("lm_head"))
+        return to_tensor(y, _float32()).reshape(*x.shape[:-1], weight.shape[0])
+
+    def processed_logits(
+        self, logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    ) -> Tensor:
+        """Scaled and masked logits [rows, vocabulary], float32."""
+        contract = self._called("processed_logits")
+        return to_tensor(ops.processed_logits(to_array(logits), contract, temperature, top_k, top_p), _float32())
+
+    def logsumexp(self, logits: Tensor) -> ops.LogsumexpResult:
+        """Log-sum-exp of the rows of ``logits`` [rows, vocabulary]."""
+        return ops.logsumexp(to_array(logits), self._called("logsumexp"))
+
+    def logprob(self, logits: Tensor, targets: Tensor, lse: ops.LogsumexpResult) -> Tensor:
+        """Log-probability [rows] of integer ``targets`` [rows], float32."""
+        chosen = targets.detach().cpu().numpy()
+        return to_tensor(ops.logprob(to_array(logits), chosen, lse, self._called("logprob")), _float32())
+
+    def all_logprobs(self, logits: Tensor, lse: ops.LogsumexpResult) -> Tensor:
+        """Log-probability of every token [rows, vocabulary]: the operator sees each logit as a row of its own."""
+        values = to_array(logits)
+        width = values.shape[1]
+        spread = ops.LogsumexpResult(*(np.repeat(part, width) for part in lse))
+        column, target = values.reshape(-1, 1), np.zeros(values.size, np.int64)
+        return to_tensor(ops.logprob(column, target, spread, self._called("logprob")), _float32()).reshape(logits.shape)
+
+    def _called(self, operator: str) -> Any:
+        """Count one call; the operator's contract."""
+        self.calls[operator] += 1
+        return self.contracts[operator]
+
+    def _out(self, values: Float32Array) -> Tensor:
+        return to_tensor(values, self.dtype)
+
+
+def weight_array(weight: Tensor) -> Float32Array:
+    """A weight [outputs, inputs] as the products read it fastest: float32, columns contiguous."""
+    return np.asfortranarray(to_array(weight))
+
+
+def _rows(x: Tensor) -> Float32Array:
+    return to_array(x).reshape(-1, x.shape[-1])
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32

