@@ -421,7 +421,7 @@ def test_drawing_in_chunks_is_refused_on_a_cpu(crowded: Engine, tmp_path: Path) 
         ({"model_overrides": {"hidden_size": 64}}, "'hidden_size'"),
         ({"weight_flips": (("model.nonsense", 0, 0),)}, "no weight 'model.nonsense'"),
         ({"weight_flips": (("model.norm.weight", 128, 0),)}, r"model\.norm\.weight\[128\] bit 0 is outside"),
-        ({"profile": "strict-v1/fma32-seq"}, "not available"),
+        ({"profile": "vllm-0.32-cpu"}, "describes an engine"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, with_logprobs
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.strict import strict_path
 from diffcheck.capture.vllm.engine import (
     EXTRA,
     LOGPROBS_MODES,
@@ -37,8 +38,6 @@ class Adapter:
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
         self.version = check_version()
-        if options.profile is not None:
-            raise InputError(f"vllm: profile {options.profile!r} is not available", "leave --profile out: native only")
         self.options = options
         self.extra = check_extra(options, EXTRA)
         if self.extra["logprobs_mode"] not in (None, *LOGPROBS_MODES):
@@ -55,6 +54,7 @@ class Adapter:
             checkpoint[name]
         self.max_length = min(options.max_length, self.config.max_position_embeddings)
         prepare_environment(options)
+        strict_path(options)
         progress("vllm: start", 0, 1)
         self._llm = start(options, self.extra, folder, self.config, self.max_length)
         self._runs = 0
@@ -106,7 +106,7 @@ class Adapter:
                 or one that prompt logprobs would ignore; positions beyond the RoPE table.
         """
         if plan.contract_overrides:
-            raise InputError("vllm: a native engine follows no contract to override", "leave --override out")
+            raise InputError("vllm: contracts of a live engine cannot be overridden", "leave --override out")
         prefill = plan.phase == "prefill"
         # vLLM always samples one token after a prompt, so a scored sequence must leave it room.
         room = self.max_length - 1 if prefill else self.max_length

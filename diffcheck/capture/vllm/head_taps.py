@@ -25,9 +25,7 @@ def tap_head(taps: Taps, live: Live, model: Any, sampler: Any, logprobs_mode: st
     _tap_logprobs(taps, live, sampler)
     if any(s.response_token_ids for s in live.plan.samples) and live.plan.phase == "decode":
         _force(taps, live, sampler)
-    live.recorder.cannot_observe(
-        "logsumexp", "torch.log_softmax sums inside one operator and returns only the difference"
-    )
+    _tap_logsumexp(taps, live, sampler)
 
 
 def head_rows(live: Live, hidden: Tensor) -> Rows:
@@ -69,6 +67,10 @@ def _tap_processed(taps: Taps, live: Live, sampler: Any, logprobs_mode: str) -> 
     if logprobs_mode == "raw_logprobs" or live.plan.phase == "prefill":
         taps.attribute(sampler, "compute_logprobs", lambda original: lambda logits: original(show(logits)))
         return
+    strict = getattr(sampler.topk_topp_sampler, "processed_logits", None)
+    if strict is not None:
+        taps.output(strict, show)
+        return
     from vllm.v1.sample.ops import topk_topp_sampler
 
     outermost = True
@@ -90,6 +92,16 @@ def _tap_processed(taps: Taps, live: Live, sampler: Any, logprobs_mode: str) -> 
     # Which of the two is called depends on version and device, and one may call the other.
     for name in ("apply_top_k_top_p", "apply_top_k_top_p_pytorch"):
         taps.attribute(topk_topp_sampler, name, make)
+
+
+def _tap_logsumexp(taps: Taps, live: Live, sampler: Any) -> None:
+    """A strict sampler forms it in a module of its own; vLLM's never has it."""
+    module = getattr(sampler, "logsumexp", None)
+    if module is None:
+        why = "torch.log_softmax sums inside one operator and returns only the difference"
+        live.recorder.cannot_observe("logsumexp", why)
+        return
+    taps.output(module, lambda output: live.safely(lambda x: live.seen("logsumexp", x, live.head, whole=True), output))
 
 
 def _tap_logprobs(taps: Taps, live: Live, sampler: Any) -> None:

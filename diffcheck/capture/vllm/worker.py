@@ -18,6 +18,7 @@ from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.strict import strict_path
 from diffcheck.capture.vllm.evidence import engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
@@ -41,6 +42,9 @@ class Capture:
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)
+        self._strict = strict_path(options)
+        if self._strict is not None:
+            self._strict.begin(runner, self._model)
         with ExitStack() as stack:
             taps = stack.enter_context(Taps())
             taps.attribute(runner, "execute_model", self._follow)
@@ -67,6 +71,9 @@ class Capture:
         live = self._live
         if live.failure is not None:
             raise live.failure
+        strict = {}
+        if self._strict is not None:
+            strict = {"strict": self._strict.evidence(live.config.num_hidden_layers, live.schedule.facts.steps)}
         if self._worker.rank:
             return {}
         start = time.monotonic()
@@ -75,6 +82,7 @@ class Capture:
             **engine_evidence(self._runner, self._model),
             "logprobs_mode": self._logprobs_mode,
             "scheduler": live.schedule.facts.to_json(),
+            **strict,
         }
         write_trace_of(
             live.plan,

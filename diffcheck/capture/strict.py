@@ -1,0 +1,42 @@
+"""The door through which a strict path enters a real engine's adapter.
+
+This layer knows no strict path: a package that has one names it under the entry point group `GROUP`, one entry point
+per engine, whose object has the functions that the engine's adapter calls. See `integration.vllm.plugin` and
+`integration.megatron.plugin`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from diffcheck.capture.plan import EngineOptions
+from diffcheck.errors import EngineError, InputError
+
+GROUP = "rlk.strict"
+
+
+def strict_path(options: EngineOptions) -> Any | None:
+    """The strict path of the engine that ``options`` names, made ready for its profile; None for a native run.
+
+    Raises:
+        InputError: an unknown profile, or one that no engine can follow.
+        EngineError: no strict path is installed for the engine, or not for its release.
+    """
+    if options.profile is None:
+        return None
+    if options.device != "cpu":
+        raise InputError(f"{options.engine}: strict profiles run on the CPU", "use --device cpu, or no --profile")
+    for entry in entry_points(group=GROUP, name=options.engine):
+        path = entry.load()
+        try:
+            path.prepare(options.profile)
+        except ValueError as error:
+            raise InputError(f"{options.engine}: {error}", "see rlk-diff contract list") from None
+        except RuntimeError as error:
+            raise EngineError(f"{options.engine}: {error}", "see rlk-diff doctor") from None
+        return path
+    raise EngineError(
+        f"{options.engine}: profile {options.profile!r} needs a strict path, and none is installed",
+        "install this project with its integration package (make setup)",
+    )
