@@ -6,5 +6,6 @@ the order of every addition is written out.
 
 from reference import contract, operators
 from reference.contract import profile, space
+from reference.models.qwen3 import forward
 
-__all__ = ["contract", "operators", "profile", "space"]
+__all__ = ["contract", "forward", "operators", "profile", "space"]
