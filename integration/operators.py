@@ -47,6 +47,10 @@ class StrictOperators:
         self.calls: Counter[str] = Counter()
         self._rope_table: tuple[tuple[Any, ...], ops.RopeTable] | None = None
 
+    def __deepcopy__(self, memo: Any) -> StrictOperators:
+        """Copies of a model's configuration share what they count."""
+        return self
+
     def evidence(self) -> dict[str, Any]:
         """Which operators ran, how often, and under which contract."""
         return {
@@ -101,13 +105,17 @@ class StrictOperators:
 
     def rope(self, x: Tensor, positions: Tensor, theta: float) -> Tensor:
         """Rotate ``x`` [tokens, heads, head_dim] by integer ``positions`` [tokens]."""
-        contract = self._called("rope")
+        table = self.rope_table(positions, int(x.shape[-1]), theta)
+        return self._out(ops.rope(to_array(x), table, self._called("rope")))
+
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float) -> ops.RopeTable:
+        """Cosines and sines, float32 arrays [tokens, head_dim / 2], of ``positions`` [tokens]."""
         where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
-        key = (where.tobytes(), int(x.shape[-1]), theta)
+        key = (where.tobytes(), head_dim, theta)
         if self._rope_table is None or self._rope_table[0] != key:
             # Every layer of a forward rotates by the same positions.
-            self._rope_table = key, ops.rope_table(where, int(x.shape[-1]), theta, contract)
-        return self._out(ops.rope(to_array(x), self._rope_table[1], contract))
+            self._rope_table = key, ops.rope_table(where, head_dim, theta, self.contracts["rope"])
+        return self._rope_table[1]
 
     def kv_cache(self, x: Tensor) -> Tensor:
         """Keys or values as the cache stores them."""
