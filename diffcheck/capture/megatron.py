@@ -26,7 +26,8 @@ from diffcheck.capture.live import (
 from diffcheck.capture.megatron_taps import MegatronTaps
 from diffcheck.capture.megatron_weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder
+from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.strict import strict_path
 from diffcheck.errors import EngineError, InputError
 from diffcheck.models import resolve_model
 from diffcheck.record import weight_digest
@@ -50,6 +51,9 @@ _NO_LOGSUMEXP = (
 )
 
 
+_NATIVE_LOGPROB = "vocab_parallel_cross_entropy of float32(logits) / temperature, padding columns at -inf"
+
+
 class Adapter:
     """A live GPTModel on this rank. Every rank of a tensor-parallel group runs one and gets the same plans.
 
@@ -60,10 +64,7 @@ class Adapter:
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
         self.version = _check_version()
-        if options.profile is not None:
-            raise InputError(
-                f"megatron: profile {options.profile!r} is not available", "leave --profile out: native only"
-            )
+        self._strict = strict_path(options)
         self.options = options
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
@@ -80,7 +81,7 @@ class Adapter:
             progress("megatron: start", 0, 2)
             self._join_group()
             progress("megatron: load", 1, 2)
-            self.model = _build(self.config, options, self.padded_vocab)
+            self.model = _build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
         except BaseException:
             self.close()
@@ -95,13 +96,16 @@ class Adapter:
         import torch
 
         if plan.contract_overrides:
-            raise InputError("megatron: a native engine follows no contract to override", "leave --override out")
+            raise InputError("megatron: contracts of a live engine cannot be overridden", "leave --override out")
         samples = list(plan.samples)
         check_samples(samples, self.config.vocab_size, self.options.max_length, scored=True)
         recorder = Recorder(
             plan, graph(self.config, self.ranks), rank=self.rank, gather=self._gather if self.ranks > 1 else None
         )
-        recorder.cannot_observe("logsumexp", _NO_LOGSUMEXP)
+        if self._strict is None:
+            recorder.cannot_observe("logsumexp", _NO_LOGSUMEXP)
+        else:
+            self._strict.begin(self.model)
         seconds = {}
         start = time.perf_counter()
         step = int(self.extra["micro_batch"])
@@ -124,7 +128,9 @@ class Adapter:
             padded_vocab=self.padded_vocab,
             tensor_parallel=self.ranks,
         )
-        evidence = self._evidence() | self._agreement(recorder)
+        if self._strict is not None:
+            record.top_p, record.top_k = plan.top_p, plan.top_k
+        evidence = self._evidence(-(-len(samples) // step)) | self._agreement(recorder)
         seconds["record"] = time.perf_counter() - start
         start = time.perf_counter()
         done = finished_samples(recorder, samples)
@@ -233,11 +239,30 @@ class Adapter:
         positions = torch.arange(width, device=device).expand(len(batch), width)
         future = torch.ones(1, 1, width, width, dtype=torch.bool, device=device).triu(1)
         logits = self.model(tokens, positions, future)
+        if self._strict is not None:
+            recorder.observe("logprobs", rows, self._strict_logprobs(logits, targets, plan, recorder, rows))
+            return
         processed = logits.float() / plan.temperature
         self._mask_padding(processed)
         processed = observe(recorder, "processed_logits", rows, processed)
         loss = tensor_parallel.vocab_parallel_cross_entropy(processed, targets)
         recorder.observe("logprobs", rows, -loss.reshape(-1, 1))
+
+    def _strict_logprobs(
+        self, logits: Tensor, targets: Tensor, plan: CapturePlan, recorder: Recorder, rows: Rows
+    ) -> Tensor:
+        assert self._strict is not None
+        logprobs = self._strict.logprobs(
+            self.model,
+            logits,
+            targets,
+            vocabulary=self.config.vocab_size,
+            temperature=plan.temperature,
+            top_k=plan.top_k or None,
+            top_p=plan.top_p if plan.top_p < 1 else None,
+            see=lambda name, value: observe(recorder, name, rows, value, whole=True),
+        )
+        return logprobs.reshape(-1, 1)
 
     def _mask_padding(self, logits: Tensor) -> None:
         """Columns past the real vocabulary take no part in the softmax."""
@@ -273,7 +298,7 @@ class Adapter:
         disagree = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
         return {"ranks_disagree_at": disagree}
 
-    def _evidence(self) -> dict[str, Any]:
+    def _evidence(self, forwards: int) -> dict[str, Any]:
         import torch
         import torch.distributed as dist
 
@@ -284,7 +309,7 @@ class Adapter:
             "layer_spec": "local",
             "attention": type(layer.self_attention.core_attention).__name__,
             "norm": _class_name(layer.input_layernorm),
-            "logprob": "vocab_parallel_cross_entropy of float32(logits) / temperature, padding columns at -inf",
+            "logprob": _NATIVE_LOGPROB if self._strict is None else "log-sum-exp and logprob operators",
             "parameter_dtypes": sorted(dtypes),
             "device": self.options.device,
             "threads": torch.get_num_threads(),
@@ -293,6 +318,7 @@ class Adapter:
             "world_size": dist.get_world_size(),
             "micro_batch": self.extra["micro_batch"],
             "sequence_parallel": False,
+            **({} if self._strict is None else {"strict": self._strict.evidence(self.model, forwards)}),
         }
 
 
@@ -310,7 +336,7 @@ def _check_version() -> str:
     return version
 
 
-def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int) -> Any:
+def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: Any | None) -> Any:
     """GPTModel with every fusion off, without initial weights, in training mode."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -349,9 +375,13 @@ def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int) -> An
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
     )
+    if strict is None:
+        layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
+    else:
+        layers = strict.specification(settings, config.rope_theta)
     model = GPTModel(
         settings,
-        get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm"),
+        layers,
         vocab_size=padded_vocab,
         max_sequence_length=max(options.max_length, config.max_position_embeddings),
         position_embedding_type="rope",
@@ -363,6 +393,8 @@ def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int) -> An
         for layer in model.decoder.layers:
             # add_bias_linear gives the MLP biases too, which no supported model has.
             layer.mlp.linear_fc1.bias = layer.mlp.linear_fc2.bias = None
+    if strict is not None:
+        strict.finish(model)
     # Norms are created in float32; a mixed-precision trainer casts the whole module, and so do we.
     return model.to(dtype=dtype, device=options.device).train()
 

@@ -266,7 +266,7 @@ def test_overrides_change_the_live_object(tmp_path: Path) -> None:
         ({"extra": {"block_size": 16}}, "'block_size' is unknown"),
         ({"model_overrides": {"hidden_size": 64}}, "'hidden_size'"),
         ({"weight_flips": (("model.nonsense", 0, 0),)}, "no weight 'model.nonsense'"),
-        ({"profile": "strict-v1/fma32-seq"}, "not available"),
+        ({"profile": "vllm-0.32-cpu"}, "describes an engine"),
     ],
 )
 def test_bad_options_are_named(changes: dict[str, Any], named: str) -> None:
