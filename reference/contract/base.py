@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def override(contract: Contract, path: str, value: Value) -> Contract:
 def describe(contract: Contract) -> str:
     """The contract as text for a kernel author: one line per field, what it is and what that means."""
     lines = [f"{contract.operator}   contract {contract.contract_id[:16]}"]
-    summary = (type(contract).__doc__ or "").strip()
+    summary = inspect.cleandoc(type(contract).__doc__ or "")
     lines += ["", *summary.splitlines()] if summary else []
     last = ""
     for path, allowed in fields(type(contract)).items():

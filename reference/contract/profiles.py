@@ -111,7 +111,7 @@ _UNMODELLED_GEMM: dict[str, str] = {"linear": _GEMM, "row_linear": _GEMM, "lm_he
 _VLLM_CPU = Profile(
     name="vllm-0.32-cpu",
     arithmetic="fma32-seq",
-    evidence="read from vLLM 0.32.0; norms, RoPE, SwiGLU, log-softmax tested in bits against what it calls, bfloat16",
+    evidence="read from vLLM 0.32.0 and completed by search; a bfloat16 forward is equal in bits (docs/contracts.md)",
     changes={
         **_TORCH_COMMON,
         **_LOG_SOFTMAX,
@@ -144,7 +144,7 @@ _VLLM_CPU = Profile(
 _MEGATRON_LOCAL = Profile(
     name="megatron-0.16-local",
     arithmetic="fma32-seq",
-    evidence="read from Megatron-core 0.16.1, local spec; norms, RoPE, SwiGLU and loss tested in bits, bfloat16",
+    evidence="read from Megatron-core 0.16.1, local spec; a bfloat16 forward is equal in bits up to the logits",
     changes={
         **_TORCH_COMMON,
         "rms_norm": _TORCH_NORM,
@@ -167,7 +167,7 @@ _MEGATRON_LOCAL = Profile(
 _TRANSFORMERS_EAGER = Profile(
     name="transformers-5-eager",
     arithmetic="fma32-seq",
-    evidence="read from transformers 5.19 (Qwen3, eager attention); norms, RoPE and SwiGLU tested in bits, bfloat16",
+    evidence="read from transformers 5.19 (Qwen3, eager attention); a bfloat16 forward is equal in bits",
     changes={
         **_TORCH_COMMON,
         **_LOG_SOFTMAX,

@@ -35,27 +35,44 @@ def lanes_or_chain(x: Float32Array, *, lanes: int, step: Step = "add") -> Float3
     return warp_shuffle(x, warp=lanes, warps=1, step=step)
 
 
-#: Orders of a row sum by name.
-_ROW_SUMS: dict[str, Callable[..., Float32Array]] = {
-    "lanes-tree-256": partial(lanes_tree, lanes=256),
-    "lanes-tree-64": partial(lanes_tree, lanes=64),
-    "lanes-tree-1024": partial(lanes_tree, lanes=1024),
-    "chain": chain,
-    "warp-shuffle-32x8": partial(warp_shuffle, warp=32, warps=8),
-    "warp-shuffle-32x32": partial(warp_shuffle, warp=32, warps=32),
-    "warp-shuffle-64x4": partial(warp_shuffle, warp=64, warps=4),
-    "warp-shuffle-64x16": partial(warp_shuffle, warp=64, warps=16),
-    "cascade-8x4": partial(cascade, width=8, registers=4),
-    "lanes-halving-8": partial(warp_shuffle, warp=8, warps=1),
-    "lanes-halving-16": partial(warp_shuffle, warp=16, warps=1),
-    "lanes-16-or-chain": partial(lanes_or_chain, lanes=16),
-    "vector-16x4": partial(strided_vector, width=16, registers=4),
+_TREE = "over {} lanes (a power of two within a shorter row), each a chain, then a tree of neighbours"
+_WARPS = "per thread of {} warps of {} lanes, each a chain, then by shuffles that halve a warp, then over the warps"
+_HALVES = "over {} lanes, each a chain, then the upper half of the lanes onto the lower until one is left"
+
+#: Orders of a row sum: name -> (in words, function).
+_ROW_SUMS: dict[str, tuple[str, Callable[..., Float32Array]]] = {
+    "lanes-tree-256": (_TREE.format(256), partial(lanes_tree, lanes=256)),
+    "lanes-tree-64": (_TREE.format(64), partial(lanes_tree, lanes=64)),
+    "lanes-tree-1024": (_TREE.format(1024), partial(lanes_tree, lanes=1024)),
+    "chain": ("one after the other", chain),
+    "warp-shuffle-32x8": (_WARPS.format(8, 32), partial(warp_shuffle, warp=32, warps=8)),
+    "warp-shuffle-32x32": (_WARPS.format(32, 32), partial(warp_shuffle, warp=32, warps=32)),
+    "warp-shuffle-64x4": (_WARPS.format(4, 64), partial(warp_shuffle, warp=64, warps=4)),
+    "warp-shuffle-64x16": (_WARPS.format(16, 64), partial(warp_shuffle, warp=64, warps=16)),
+    "cascade-8x4": ("as PyTorch's cascade of 8 lanes and 4 registers", partial(cascade, width=8, registers=4)),
+    "lanes-halving-8": (_HALVES.format(8), partial(warp_shuffle, warp=8, warps=1)),
+    "lanes-halving-16": (_HALVES.format(16), partial(warp_shuffle, warp=16, warps=1)),
+    "lanes-16-or-chain": (
+        _HALVES.format(16) + "; a shorter row one after the other",
+        partial(lanes_or_chain, lanes=16),
+    ),
+    "vector-16x4": (
+        "over 4 registers of 16 lanes, then over registers, then by halves",
+        partial(strided_vector, width=16, registers=4),
+    ),
 }
 ROW_ORDERS = tuple(_ROW_SUMS)
 #: The orders in which attention may add a block of probabilities.
 BLOCK_ORDERS = ("lanes-tree-256", "chain", "lanes-halving-16", "lanes-16-or-chain", "cascade-8x4", "warp-shuffle-32x8")
 
 UNIT_NAMES = tuple(UNITS)
+UNIT_WORDS = {name: f"multiplies and accumulates as {name}: {unit.arithmetic}" for name, unit in UNITS.items()}
+
+
+def row_order_words(what: str) -> dict[str, str]:
+    """Words for a field that names a row order: ``what`` and the order."""
+    return {name: f"{what} {words}" for name, (words, _) in _ROW_SUMS.items()}
+
 
 quiet = partial(np.errstate, all="ignore")
 
@@ -72,14 +89,14 @@ def row_sum(x: Float32Array, order: str) -> Float32Array:
     """Sum over the last axis in the named order; +0 for an empty axis."""
     if x.shape[-1] == 0:
         return np.zeros(x.shape[:-1], np.float32)
-    return _ROW_SUMS[order](x)
+    return _ROW_SUMS[order][1](x)
 
 
 def row_sum_squares(x: Float32Array, order: str, square: str, fmt: str) -> Float32Array:
     """Sum of squares over the last axis; ``square`` is "fma", or "mul_add", which rounds squares to ``fmt``."""
     if square == "mul_add":
         return row_sum(narrow(x * x, fmt), order)
-    return _ROW_SUMS[order](x, step="square")
+    return _ROW_SUMS[order][1](x, step="square")
 
 
 #: Orders in which a chain may go through the reduction axis, in words.

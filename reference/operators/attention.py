@@ -21,7 +21,9 @@ from reference.operators._numerics import (
     BLOCK_ORDERS,
     K_ORDERS,
     UNIT_NAMES,
+    UNIT_WORDS,
     require_unit,
+    row_order_words,
     unit_for,
 )
 from reference.operators._online_softmax import attend
@@ -78,7 +80,7 @@ class Order(Group):
         {"ascending": "visits blocks upwards", "descending": "visits blocks downwards, the newest keys first"},
     )
     k: str = choice(("ascending", "pairs_odd_first"), K_ORDERS)
-    row_sum: str = choice(BLOCK_ORDERS, "adds a block's probabilities in the order {value}")
+    row_sum: str = choice(BLOCK_ORDERS, row_order_words("adds a block's probabilities"))
     accumulate: str = choice(
         ("chain", "add", "fma"),
         {
@@ -121,7 +123,7 @@ class Rounding(Group):
 
 @dataclass(frozen=True)
 class Primitives(Group):
-    unit: str = choice(UNIT_NAMES, "multiplies and accumulates as {value}")
+    unit: str = choice(UNIT_NAMES, UNIT_WORDS)
     scale: str = choice(
         ("folded", "separate", "query"),
         {

@@ -10,7 +10,17 @@ import numpy as np
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, Value, choice, format_choice
 from reference.operators._arguments import float_array
-from reference.operators._numerics import K_ORDERS, UNIT_NAMES, k_order, narrow, quiet, require_unit, unit_dot, unit_for
+from reference.operators._numerics import (
+    K_ORDERS,
+    UNIT_NAMES,
+    UNIT_WORDS,
+    k_order,
+    narrow,
+    quiet,
+    require_unit,
+    unit_dot,
+    unit_for,
+)
 from reference.operators.all_reduce import reduce_ranks
 
 
@@ -75,7 +85,7 @@ class Rounding(Group):
 
 @dataclass(frozen=True)
 class Primitives(Group):
-    unit: str = choice(UNIT_NAMES, "multiplies and accumulates as {value}")
+    unit: str = choice(UNIT_NAMES, UNIT_WORDS)
 
 
 @dataclass(frozen=True)

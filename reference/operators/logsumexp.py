@@ -10,7 +10,7 @@ import numpy as np
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, choice, format_choice
 from reference.operators._arguments import float_array
-from reference.operators._numerics import EXPS, LOGS, ROW_ORDERS, exp, log, narrow, quiet, row_sum
+from reference.operators._numerics import EXPS, LOGS, ROW_ORDERS, exp, log, narrow, quiet, row_order_words, row_sum
 from reference.operators.all_reduce import reduce_ranks
 
 
@@ -25,7 +25,7 @@ class Partition(Group):
 
 @dataclass(frozen=True)
 class Order(Group):
-    sum: str = choice(ROW_ORDERS, "adds the exponentials in the order {value}")
+    sum: str = choice(ROW_ORDERS, row_order_words("adds the exponentials"))
     merge: str = choice(
         ("tree", "chain"),
         {"tree": "merges the parts up a balanced tree", "chain": "merges the parts one after the other"},

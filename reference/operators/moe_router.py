@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, choice, format_choice
 from reference.operators._arguments import float_array
-from reference.operators._numerics import EXPS, ROW_ORDERS, exp, narrow, quiet, row_sum
+from reference.operators._numerics import EXPS, ROW_ORDERS, exp, narrow, quiet, row_order_words, row_sum
 from reference.operators.logsumexp import row_maximum
 
 
@@ -28,7 +28,7 @@ class Order(Group):
         (True, False),
         {True: "divides the chosen weights by their sum", False: "leaves the chosen weights as they are"},
     )
-    sum: str = choice(ROW_ORDERS, "adds in the order {value}")
+    sum: str = choice(ROW_ORDERS, row_order_words("adds"))
 
 
 @dataclass(frozen=True)

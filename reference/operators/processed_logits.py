@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, choice, format_choice
 from reference.operators._arguments import float_array, positive
-from reference.operators._numerics import EXPS, ROW_ORDERS, exp, narrow, quiet, row_sum
+from reference.operators._numerics import EXPS, ROW_ORDERS, exp, narrow, quiet, row_order_words, row_sum
 from reference.operators.logsumexp import row_maximum
 
 
@@ -43,7 +43,7 @@ class Order(Group):
             "descending": "sorts downwards and drops tokens once the probability before them exceeds p",
         },
     )
-    sum: str = choice(ROW_ORDERS, "normalises top-p probabilities by a sum in the order {value}")
+    sum: str = choice(ROW_ORDERS, row_order_words("normalises top-p probabilities by a sum"))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from reference.operators._numerics import (
     RSQRTS,
     narrow,
     quiet,
+    row_order_words,
     row_sum_squares,
     rsqrt,
 )
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order(Group):
-    sum: str = choice(ROW_ORDERS, "adds the squares in the order {value}")
+    sum: str = choice(ROW_ORDERS, row_order_words("adds the squares"))
     product: str = choice(
         ("(x*r)*w", "x*(r*w)"),
         {
