@@ -106,8 +106,8 @@ def _layer(c: ModelConfig, tp: int, n: int, stream: str, terms: tuple[str, ...])
 
 def _row_parallel(name: str, source: str, c: ModelConfig, tp: int, layer: int) -> Iterator[Boundary]:
     if tp == 1:
-        yield Boundary(name, "linear", (source,), c.hidden_size, layer=layer)
+        yield Boundary(name, "row_linear", (source,), c.hidden_size, layer=layer)
         return
     partial = f"{name}.partial"
-    yield Boundary(partial, "linear", (source,), tp * c.hidden_size, layer=layer, layout="column", partial=True)
+    yield Boundary(partial, "row_linear", (source,), tp * c.hidden_size, layer=layer, layout="column", partial=True)
     yield Boundary(name, "all_reduce", (partial,), c.hidden_size, layer=layer)
