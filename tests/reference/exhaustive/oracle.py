@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from reference.rounding import MODES, OVERFLOWS, Mode, Overflow
 
 SOURCE = Path(__file__).with_name("oracle.c")
 BUILD = Path(__file__).parents[3] / "build" / "oracle"
-FLAGS = ("-O2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC")
+#: fmaf must be the machine's instruction: x86-64 has it as an extension, 64-bit Arm always.
+_FMA = ("-mfma",) if platform.machine() == "x86_64" else ()
+FLAGS = ("-O2", *_FMA, "-ffp-contract=off", "-shared", "-fPIC")
 NANS = ("ieee", "all-ones", "negative-zero")
 
 Float32Array = NDArray[np.float32]
