@@ -17,9 +17,10 @@ from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import EngineError, InputError, RlkError
 from diffcheck.localize import localize
-from diffcheck.models import resolve_model, weight_shapes
+from diffcheck.models import resolve_model
 from diffcheck.record import weight_digest
 from diffcheck.trace.reader import Trace
+from reference.models.weights import weight_shapes
 from tests.diffcheck.engine_cases import (
     DEVICE,
     Seen,
@@ -133,7 +134,7 @@ def test_object_record_is_the_checkpoint_and_the_samples(honest: Trace, honest_t
     samples = scored_samples(CONFIG)
     for trace, ranks in ((honest, 1), (honest_tp2, 2)):
         record = trace.header.object
-        assert record.weights == {name: weight_digest(checkpoint(name)) for name in weight_shapes(CONFIG)}
+        assert record.weights == {name: weight_digest(checkpoint(name)) for name, _ in weight_shapes(CONFIG)}
         assert record.token_ids == [list(s.token_ids[:-1]) for s in samples]
         assert record.target_ids == [list(s.response_token_ids) for s in samples]
         assert record.positions == [list(range(s.forward_length)) for s in samples]
@@ -252,7 +253,7 @@ def test_overrides_change_the_live_object(tmp_path: Path) -> None:
     assert torch.cuda.current_device is original[1]
     record = trace.header.object
     assert record.rope["theta"] == 5e5 and record.padded_vocab == 600
-    changed = [n for n in weight_shapes(CONFIG) if record.weights[n] != weight_digest(checkpoint(n))]
+    changed = [n for n, _ in weight_shapes(CONFIG) if record.weights[n] != weight_digest(checkpoint(n))]
     assert changed == [flipped]
     assert trace.header.changed == ["model rope_theta = 500000.0", f"weight {flipped}[7]: bit 0 flipped"]
     check_meaning(replace(seen(trace), config=replace(CONFIG, rope_theta=5e5)))

@@ -90,7 +90,7 @@ def tiny_model(folder: Path, **changes: Any) -> tuple[Path, ModelConfig]:
     rng = np.random.default_rng(1)
     config = ModelConfig.from_dict(data)
     tensors = {}
-    for name, shape in dict(weight_shapes(config)).items():
+    for name, shape in weight_shapes(config):
         noise = 0.1 * rng.standard_normal(shape, np.float32)
         tensors[name] = torch.from_numpy(noise + 1 if name.endswith("norm.weight") else noise).bfloat16()
     (folder / "config.json").write_text(json.dumps(data))
@@ -301,7 +301,7 @@ def test_two_ranks_compute_the_same_object_as_one(tp2: Engine, honest: Trace, ho
 def test_object_record_is_the_checkpoint_and_the_samples(tp1: Engine, honest: Trace) -> None:
     samples, record = scored_samples(CONFIG), honest.header.object
     checkpoint = Checkpoint(FOLDER, torch.bfloat16)
-    assert record.weights == {name: weight_digest(checkpoint[name]) for name in dict(weight_shapes(CONFIG))}
+    assert record.weights == {name: weight_digest(checkpoint[name]) for name, _ in weight_shapes(CONFIG)}
     assert record.token_ids == [list(s.token_ids[:-1]) for s in samples]
     assert record.target_ids == [list(s.response_token_ids) for s in samples]
     assert record.positions == [list(range(s.forward_length)) for s in samples]

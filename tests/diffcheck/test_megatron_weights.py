@@ -13,8 +13,8 @@ from diffcheck.capture.megatron_weights import (
     to_hf,
     to_megatron,
 )
-from diffcheck.models import weight_shapes
 from reference.models.config import ModelConfig
+from reference.models.weights import weight_shapes
 
 torch = pytest.importorskip("torch")
 
@@ -54,7 +54,7 @@ def test_round_trip_is_exact(name: str, ranks: int) -> None:
     c = CONFIGS[name]
     if c.num_key_value_heads % ranks:
         pytest.skip("one key-value head cannot be split")
-    weights = {key: torch.randn(shape) for key, shape in weight_shapes(c).items()}
+    weights = {key: torch.randn(shape) for key, shape in weight_shapes(c)}
     vocab = pad_vocabulary(c, 16, ranks)
     shards = [dict(to_megatron(weights, c, padded_vocab=vocab, ranks=ranks, rank=r)) for r in range(ranks)]
     assert list(shards[0]) == [p.megatron for p in parameters(c)]
@@ -84,7 +84,7 @@ def test_rows_of_one_group_are_its_queries_then_key_then_value() -> None:
 
 def test_vocabulary_padding_is_zero_and_removed_again() -> None:
     c = CONFIGS["qwen3"]
-    weights = {key: torch.ones(shape) for key, shape in weight_shapes(c).items()}
+    weights = {key: torch.ones(shape) for key, shape in weight_shapes(c)}
     assert pad_vocabulary(c, 128, 2) == 256
     last = dict(to_megatron(weights, c, padded_vocab=256, ranks=2, rank=1))["output_layer.weight"]
     assert last.shape == (128, c.hidden_size) and not last.any()
