@@ -1,0 +1,159 @@
+"""The arguments with which one side called one operator, in the side's own bits, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference import operators as ops
+from reference.checks import Float32Array
+from reference.contract import Contract
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Keys and values of one sample, float32, [tokens, KV heads, head_dim]."""
+
+    keys: Float32Array
+    values: Float32Array
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Everything an operator was called with, for chosen rows."""
+
+    operator: str
+    #: Per row: float32 or integer arrays whose first axis is rows.
+    rows: Mapping[str, NDArray[Any]]
+    #: Shared by the rows: weights, float32.
+    weights: Mapping[str, Float32Array] = field(default_factory=dict)
+    #: Numbers of the model and the call: epsilon, theta, head_dim, temperature, ranks, ...
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Attention only: keys and values by sample number.
+    sequences: Mapping[int, Sequence] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values())))
+
+    def take(self, rows: IntArray, columns: IntArray | None = None) -> Arguments:
+        """The call for some rows, and for some outputs where outputs are independent (`COLUMN_OPERATORS`)."""
+        weights = self.weights
+        if columns is not None:
+            weights = {name: np.ascontiguousarray(w[columns]) for name, w in weights.items()}
+        return replace(self, rows={name: value[rows] for name, value in self.rows.items()}, weights=weights)
+
+
+#: Operators whose outputs are independent columns: a search may look at some of them.
+COLUMN_OPERATORS = ("linear", "row_linear", "lm_head")
+
+
+def call(arguments: Arguments, contract: Any) -> Float32Array:
+    """The reference operator on ``arguments`` under ``contract``: float32, [rows, width].
+
+    Raises:
+        ValueError: the contract is impossible for these shapes or formats.
+    """
+    return _CALLS[arguments.operator](arguments, contract).reshape(len(arguments), -1)
+
+
+def _embedding(a: Arguments, contract: Any) -> Float32Array:
+    return ops.embedding(a.rows["token"], a.weights["weight"], contract)
+
+
+def _rms_norm(a: Arguments, contract: Any) -> Float32Array:
+    residual = a.rows.get("residual")
+    return ops.rms_norm(a.rows["x"], a.weights["weight"], a.facts["epsilon"], contract, residual).output
+
+
+def _qk_norm(a: Arguments, contract: Any) -> Float32Array:
+    x = a.rows["x"].reshape(len(a), -1, a.facts["head_dim"])
+    return ops.qk_norm(x, a.weights["weight"], a.facts["epsilon"], contract)
+
+
+def _linear(a: Arguments, contract: Any) -> Float32Array:
+    return ops.linear(a.rows["x"], a.weights["weight"], contract, a.weights.get("bias"))
+
+
+def _row_linear(a: Arguments, contract: Any) -> Float32Array:
+    """The product or, of several ranks, their partial sums side by side, as the boundary ``.partial`` has them."""
+    ranks = a.facts.get("ranks", 1)
+    if ranks == 1:
+        return _linear(a, contract)
+    x, weight = np.split(a.rows["x"], ranks, axis=1), np.split(a.weights["weight"], ranks, axis=1)
+    parts = [ops.row_linear_partial(x[r], weight[r], contract, ranks) for r in range(ranks)]
+    return np.concatenate(parts, axis=1)
+
+
+def _all_reduce(a: Arguments, contract: Any) -> Float32Array:
+    return ops.all_reduce(np.split(a.rows["x"], a.facts["ranks"], axis=1), contract)
+
+
+def _rope(a: Arguments, contract: Any) -> Float32Array:
+    x = a.rows["x"].reshape(len(a), -1, a.facts["head_dim"])
+    table = ops.rope_table(a.rows["position"], a.facts["head_dim"], a.facts["theta"], contract)
+    return ops.rope(x, table, contract)
+
+
+def _kv_cache(a: Arguments, contract: Any) -> Float32Array:
+    return ops.from_cache(ops.to_cache(a.rows["x"], 1.0, contract), 1.0, contract)
+
+
+def _attention(a: Arguments, contract: Any) -> Float32Array:
+    q = a.rows["x"].reshape(len(a), -1, a.facts["head_dim"])
+    out = np.empty_like(q)
+    # Rows of one sample that saw the same number of keys were one call of the engine's.
+    for sample, visible in sorted({(int(s), int(n)) for s, n in zip(a.rows["sample"], a.rows["keys"], strict=True)}):
+        mine = np.flatnonzero((a.rows["sample"] == sample) & (a.rows["keys"] == visible))
+        sequence = a.sequences[sample]
+        kv = ops.DenseKeyValues(sequence.keys[:visible], sequence.values[:visible])
+        out[mine] = ops.attention(q[mine], a.rows["position"][mine], kv, contract)
+    return out
+
+
+def _swiglu(a: Arguments, contract: Any) -> Float32Array:
+    return ops.swiglu(a.rows["gate"], a.rows["up"], contract)
+
+
+def _residual_add(a: Arguments, contract: Any) -> Float32Array:
+    return ops.residual_add(a.rows["x"], a.rows["residual"], contract)
+
+
+def _processed_logits(a: Arguments, contract: Any) -> Float32Array:
+    f = a.facts
+    return ops.processed_logits(a.rows["x"], contract, f["temperature"], f["top_k"], f["top_p"])
+
+
+def _logsumexp(a: Arguments, contract: Any) -> Float32Array:
+    return ops.logsumexp(a.rows["x"], contract).value
+
+
+def _logprob(a: Arguments, contract: Any) -> Float32Array:
+    """With an observed log-sum-exp; its maximum is exact in any order, and its sum is not asked for (see `sites`)."""
+    x, value = a.rows["x"], a.rows["lse"][:, 0]
+    lse = ops.LogsumexpResult(value, x.max(axis=1), np.full_like(value, np.nan))
+    return ops.logprob(x, a.rows["target"], lse, contract)
+
+
+_CALLS: dict[str, Callable[[Arguments, Contract], Float32Array]] = {
+    "embedding": _embedding,
+    "rms_norm": _rms_norm,
+    "qk_norm": _qk_norm,
+    "linear": _linear,
+    "row_linear": _row_linear,
+    "lm_head": _linear,
+    "all_reduce": _all_reduce,
+    "rope": _rope,
+    "kv_cache": _kv_cache,
+    "attention": _attention,
+    "swiglu": _swiglu,
+    "residual_add": _residual_add,
+    "processed_logits": _processed_logits,
+    "logsumexp": _logsumexp,
+    "logprob": _logprob,
+}

@@ -1,0 +1,168 @@
+"""Inference over traces: one side at one boundary, and both sides at the boundary where they part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffcheck.compare import compare_boundary, why_unobserved
+from diffcheck.infer.answer import Inference, Undecided, differences
+from diffcheck.infer.arguments import IntArray
+from diffcheck.infer.candidates import Candidates
+from diffcheck.infer.probes import decide
+from diffcheck.infer.search import Clock, Found, Progress, search
+from diffcheck.infer.sites import Site, UnknowableError, node_of, site
+from diffcheck.infer.trial import Trial
+from diffcheck.infer.weights import TracedWeights
+from diffcheck.trace.reader import Trace
+from diffcheck.verdict import Verdict
+from reference.contract import Contract, Value, fields, operator_name, space
+
+#: Rows sampled before all are looked at, and seconds per side.
+ROWS = 64
+BUDGET = 60.0
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    return None
+
+
+def infer(
+    trace: Trace,
+    boundary: str,
+    model: Path,
+    *,
+    rows: int = ROWS,
+    budget: float = BUDGET,
+    prefer: IntArray | None = None,
+    progress: Progress = _silent,
+) -> Inference:
+    """Find every contract that gives ``boundary``'s bits from the trace's own inputs.
+
+    Args:
+        model: folder with the traced model's weights; they are checked against the trace's digests.
+        rows: rows sampled before the contracts that are left are confirmed on all.
+        budget: seconds.
+        prefer: row numbers of the boundary that tell most, e.g. those that differ between two sides.
+
+    Raises:
+        InputError: no such boundary, or weights that are not the traced ones.
+        TraceError: the trace is damaged.
+    """
+    started = time.monotonic()
+    node = node_of(trace, boundary)
+    operator = operator_name("all_reduce" if node.operator == "all_reduce" else boundary)
+    answer = Inference(boundary, operator, trace.header.engine, "inconclusive")
+    weights = TracedWeights(model, trace.header.object.weights, trace.header.dtype)
+    progress(f"reading {boundary}", 0, 0)
+    try:
+        question = site(trace, boundary, weights)
+    except UnknowableError as why:
+        answer.reason = str(why)
+        return answer
+    clock = Clock(budget)
+    candidates = Candidates.of(question)
+    preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
+    found = search(Trial(question, rows, preferred), candidates, clock, progress)
+    _fill(answer, question, candidates, found)
+    if answer.fits:
+        answer.decided, answer.undecided = _fields(question, candidates, found.fits, clock)
+    answer.seconds = time.monotonic() - started
+    return answer
+
+
+def _fill(answer: Inference, question: Site, candidates: Candidates, found: Found) -> None:
+    answer.fits, answer.nearest = found.fits, found.nearest
+    answer.rows, answer.total_rows = len(question.arguments), question.total_rows
+    score = found.score
+    answer.elements, answer.matching, answer.max_ulp = score.elements, score.matching, score.max_ulp
+    answer.rows_failing = score.rows_failing
+    answer.tried, answer.space, answer.complete = found.tried, found.total, found.complete
+    members = set(found.fits)
+    answer.profiles = [name for name, contract in candidates.known() if contract in members]
+    if found.fits:
+        answer.status, answer.reason = "match", "" if found.complete else found.stopped
+        if found.complete and found.total > 1 and len(found.fits) == sum(1 for _ in candidates.contracts()):
+            answer.status = "inconclusive"
+            answer.reason = f"every contract of the space fits these {answer.rows} rows: they decide nothing"
+    elif found.complete:
+        answer.status = "no_match"
+        answer.reason = "no contract of the space gives these bits: what the engine does there is outside it"
+    else:
+        answer.reason = f"no contract that was tried gives these bits, and {found.stopped}"
+
+
+def _fields(
+    question: Site, candidates: Candidates, fits: Sequence[Contract], clock: Clock
+) -> tuple[dict[str, Value], list[Undecided]]:
+    """Which fields the class agrees on, and why it does not on the others."""
+    operator = candidates.operator
+    decided: dict[str, Value] = {}
+    undecided = []
+    for path, allowed in space(operator, question.model_dtype).axes.items():
+        if path in question.hidden and len(allowed) > 1:
+            undecided.append(Undecided(path, allowed, question.hidden[path]))
+        elif path in candidates.axes:
+            values = tuple(v for v in allowed if any(c.get(path) == v for c in fits))
+            if len(values) == 1:
+                decided[path] = values[0]
+            else:
+                undecided.append(_undecided(path, values, question, fits, clock))
+    return decided, undecided
+
+
+def _undecided(
+    path: str, values: tuple[Value, ...], question: Site, fits: Sequence[Contract], clock: Clock
+) -> Undecided:
+    if clock.over:
+        return Undecided(path, values, "the same bits on all these rows; no time was left to look for an input")
+    probe = decide(path, fits, question.arguments, question.model_dtype)
+    if probe is not None:
+        return Undecided(path, values, "the same bits on all these rows; a generated input tells them apart", probe)
+    equivalent = fields(type(fits[0]))[path].equivalent
+    return Undecided(path, values, equivalent or "the same bits on all these rows and on all generated inputs")
+
+
+def explain(
+    verdict: Verdict,
+    left: Trace,
+    right: Trace,
+    model: Path,
+    *,
+    rows: int = ROWS,
+    budget: float = BUDGET,
+    progress: Progress = _silent,
+) -> dict[str, Any]:
+    """Fill ``verdict.contracts`` at its first divergence: both sides' answers and the fields in which they differ.
+
+    Returns:
+        What was filled in; unchanged if nothing diverged.
+
+    Raises:
+        InputError, TraceError: see `infer`.
+    """
+    first = verdict.first_divergence
+    if first is None:
+        return verdict.contracts
+    prefer = _differing_rows(first.boundary, left, right, first.rows)
+    sides = [
+        infer(trace, first.boundary, model, rows=rows, budget=budget, prefer=prefer, progress=progress)
+        for trace in (left, right)
+    ]
+    verdict.contracts = {
+        "left": [sides[0].to_json()],
+        "right": [sides[1].to_json()],
+        "differs_in": differences(*sides),
+    }
+    return verdict.contracts
+
+
+def _differing_rows(boundary: str, left: Trace, right: Trace, rows: int) -> IntArray | None:
+    node = node_of(left, boundary)
+    if why_unobserved(node, left, right):
+        return None
+    return np.flatnonzero(compare_boundary(node, left, right, rows).rows)

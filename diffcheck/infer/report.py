@@ -1,0 +1,112 @@
+"""The answer for a tired person: what differs, in words, first; then how sure that is; then what stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from reference.contract import CONTRACTS, fields
+
+_STYLE = {"match": "green", "no_match": "yellow", "inconclusive": "yellow"}
+#: Values of an undecided field that are listed before the rest is counted.
+_SHOWN = 3
+
+
+def print_contracts(contracts: Mapping[str, Any], console: Console) -> None:
+    """Print ``verdict.contracts``: nothing where inference did not run."""
+    if not contracts["left"]:
+        return
+    left, right = contracts["left"][0], contracts["right"][0]
+    lines: list[RenderableType] = [Text(line, style="bold") for line in why(left, right, contracts["differs_in"])]
+    for side in (left, right):
+        lines += [Text(""), *_side(side), *_open_in_short(side)]
+    style = "red" if contracts["differs_in"] else "yellow"
+    console.print(Panel(Group(*lines), title=f"Why: {left['boundary']}", title_align="left", border_style=style))
+
+
+def print_inference(answer: Mapping[str, Any], console: Console) -> None:
+    """Print the answer for one side (`Inference.to_json`)."""
+    style = _STYLE[answer["status"]]
+    title = f"[bold {style}]{answer['status'].replace('_', ' ').upper()}[/]  {answer['boundary']}"
+    lines = [*_side(answer), *_undecided(answer)]
+    if answer["decided"]:
+        lines += [Text(""), Text(f"{answer['engine']}, at every contract that fits:")]
+        lines += [Text(f"  {_words(answer['operator'], p, v)}  ({p})") for p, v in answer["decided"].items()]
+    console.print(Panel(Group(*lines), title=title, title_align="left", border_style=style))
+
+
+def why(left: Mapping[str, Any], right: Mapping[str, Any], differs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The conclusion over both sides, one sentence a line."""
+    if differs:
+        return [f"{d['sentence']}  ({d['field']})" for d in differs]
+    if left["status"] == right["status"] == "match":
+        return ["One contract gives the bits of both sides: they differ here only because their inputs do."]
+    unsure = [side["engine"] for side in (left, right) if side["status"] != "match"]
+    return [f"Inconclusive: {' and '.join(dict.fromkeys(unsure))} could not be explained; see below."]
+
+
+def _side(answer: Mapping[str, Any]) -> list[Text]:
+    engine, operator = answer["engine"], answer["operator"]
+    if not answer["elements"]:
+        return [Text(f"{engine}: {answer['reason']}", style="yellow")]
+    if not answer["fits"]:
+        return _miss(answer)
+    contracts = "1 contract gives" if answer["fits"] == 1 else f"{answer['fits']:,} contracts give"
+    known = f"; {', '.join(answer['profiles'])} among them" if answer["profiles"] else ""
+    space = f"of {answer['space']:,} computations of {operator}" if answer["complete"] else f"of {operator}"
+    lines = [
+        Text(
+            f"{engine}: {contracts} all {answer['elements']:,} elements of {_rows(answer)} from its own inputs, "
+            f"{space}{known}.",
+            style=_STYLE[answer["status"]],
+        )
+    ]
+    if answer["reason"]:
+        lines.append(Text(f"  {answer['reason']}", style="yellow"))
+    return lines
+
+
+def _miss(answer: Mapping[str, Any]) -> list[Text]:
+    share = 100 * answer["matching"] / answer["elements"]
+    return [
+        Text(f"{answer['engine']}: {answer['reason']}", style="yellow"),
+        Text(
+            f"  the nearest contract is no match: {answer['matching']:,} of {answer['elements']:,} elements "
+            f"({share:.4g} %), worst {answer['max_ulp']:,} ulp, {answer['rows_failing']:,} of {_rows(answer)} fail"
+        ),
+    ]
+
+
+def _rows(answer: Mapping[str, Any]) -> str:
+    rows, total = answer["rows"], answer["total_rows"]
+    return f"{rows:,} rows" if rows == total else f"{rows:,} of {total:,} rows"
+
+
+def _undecided(answer: Mapping[str, Any]) -> list[Text]:
+    """Open fields, those that no input of this call could show in one line per reason."""
+    by_reason: dict[str, list[str]] = {}
+    for u in answer["undecided"]:
+        values = [str(v) for v in u["values"]]
+        more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+        name = f"{u['field']} ({', '.join(values[:_SHOWN])}{more})"
+        by_reason.setdefault(_reason(u), []).append(name)
+    return [Text(f"  open: {', '.join(names)}: {reason}", style="dim") for reason, names in by_reason.items()]
+
+
+def _open_in_short(answer: Mapping[str, Any]) -> list[Text]:
+    """The open fields by name; `rlk-diff infer` says more."""
+    names = [u["field"] for u in answer["undecided"]]
+    return [Text(f"  not decided by these inputs: {', '.join(names)}", style="dim")] if names else []
+
+
+def _reason(undecided: Mapping[str, Any]) -> str:
+    probe = undecided["probe"]
+    return f"decided by inputs like {probe['kind']}" if probe else str(undecided["reason"])
+
+
+def _words(operator: str, path: str, value: Any) -> str:
+    return fields(CONTRACTS[operator])[path].words(value)
