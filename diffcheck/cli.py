@@ -17,6 +17,7 @@ from diffcheck import contract_cli
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.errors import ExitCode, InputError, RlkError
 from diffcheck.files import check_writable, write_text
+from diffcheck.infer.cli import infer
 from diffcheck.models import BUILT_IN
 from diffcheck.overrides import parse_override
 from diffcheck.report.progress import ProgressLine
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(contract_cli.app, name="contract")
+app.command()(infer)
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False
@@ -130,12 +132,14 @@ def localize(
         Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
     ] = None,
     every: _Every = False,
+    infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
 ) -> None:
     """Name the first boundary at which two engines diverge.
 
     [bold]Examples[/bold]
 
       rlk-diff localize
+      rlk-diff localize --infer
       rlk-diff localize --model smollm2-135m --json verdict.json
       rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
       rlk-diff localize --rollout vllm --train vllm --phase prefill

@@ -14,6 +14,7 @@ from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progre
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import InputError
+from diffcheck.infer import explain
 from diffcheck.localize import localize
 from diffcheck.models import built_in_samples, resolve_model
 from diffcheck.overrides import Override, apply_overrides
@@ -52,6 +53,8 @@ class RunSettings:
     train_tensor_parallel: int | None = None
     #: Folder for traces and engine logs; None keeps none.
     keep: Path | None = None
+    #: Find each side's contract at the first divergence.
+    infer: bool = False
 
     def of_train(self) -> RunSettings:
         """The settings of the train side."""
@@ -209,6 +212,10 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         left, right = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
         verdict = localize(Trace(left), Trace(right), progress)
         timings.mark("compare")
+        if settings.infer and verdict.first_divergence:
+            model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
+            explain(verdict, Trace(left), Trace(right), model.folder, progress=progress)
+            timings.mark("infer")
     verdict.evidence["seconds"] = timings.seconds
     return verdict, timings
 

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.infer.report import print_contracts
 from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
 
 _STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
@@ -28,6 +29,7 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
         console.print(_mismatches(verdict))
     if verdict.first_divergence:
         console.print(_divergence(verdict.first_divergence))
+        print_contracts(verdict.contracts, console)
     if verdict.boundaries:
         console.print(_table(verdict.boundaries, every_boundary))
     if verdict.logprobs:
