@@ -10,7 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastpath.primitives import div_rn, exp2_nonpositive, narrow, pairs_tree, widen
+from fastpath.primitives import (
+    TO_INTEGER,
+    bits,
+    div_rn,
+    exp2_nonpositive,
+    exp2_polynomial,
+    from_bits,
+    narrow,
+    pairs_tree,
+    widen,
+)
 
 #: Ways to make one step along K: the matrix unit, the compiler's float32 product, one explicit FMA per k.
 MATRIX, FLOAT32, EXPLICIT = 0, 1, 2
@@ -98,6 +108,20 @@ def add_undefined(
 
 
 @triton.jit
+def nan_or_larger(a, b):
+    """NaN if either is NaN, else the larger."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def finite_exp2(x):
+    """`exp2_nonpositive` of x <= 0 without NaN: at -127 the sum of bits is zero by itself."""
+    reduced = tl.maximum(x, -127.0)
+    shifted = reduced + TO_INTEGER
+    return from_bits((bits(shifted) << 23) + bits(exp2_polynomial(reduced - (shifted - TO_INTEGER))))
+
+
+@triton.jit
 def visit(
     q, q_rows, in_rows, row_end, keys, values, table, start, length, scale, maximum, total, weighed,
     D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
@@ -115,11 +139,17 @@ def visit(
     seen = (start + tl.arange(0, KEYS))[None, :] < row_end[:, None]
     if MASKED:
         s = tl.where(seen, s, -INFINITY)
-    higher = tl.maximum(maximum, tl.max(s, axis=1))
-    alpha = exp2_nonpositive(tl.where(maximum == higher, 0.0, maximum - higher))
-    p = exp2_nonpositive(s - higher[:, None])
-    if MASKED:
+    if MASKED or STEP == _EXPLICIT:
+        higher = tl.maximum(maximum, tl.max(s, axis=1))
+        alpha = exp2_nonpositive(tl.where(maximum == higher, 0.0, maximum - higher))
+        p = exp2_nonpositive(s - higher[:, None])
         p = tl.where(seen, p, 0.0)
+    else:
+        # every row sees every key here: a NaN or an infinite maximum makes the row NaN, so that no element need ask
+        higher = tl.maximum(maximum, tl.reduce(s, 1, nan_or_larger), propagate_nan=tl.PropagateNan.ALL)
+        alpha = exp2_nonpositive(tl.where(maximum == higher, 0.0, maximum - higher))
+        alpha = tl.where(tl.abs(higher) < INFINITY, alpha, float("nan"))
+        p = finite_exp2(s - higher[:, None])
     total = tl.fma(total, alpha, pairs_tree(p, ROWS, KEYS))
     weighed = weighed * alpha[:, None]
     p = narrow(p, keys.dtype.element_ty)

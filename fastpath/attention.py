@@ -1,7 +1,8 @@
 """Attention over a paged or packed KV cache: `reference.operators.attention` as Triton kernels.
 
 One contract and one kernel serve decode, prefill, chunked prefill and packed training: the queries are always the last
-tokens of their sequences. The contract has no split of the keys, so one program walks all keys of its rows.
+tokens of their sequences. The contract has no split of the keys: one program walks all keys of its rows or, where that
+leaves the device idle, programs share the blocks and the features of a decode step (`fastpath._attention_spread`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ import torch
 import triton
 
 from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kernel
+from fastpath._attention_spread import (
+    FEATURES,
+    PROBABILITY_BLOCKS,
+    SCORE_BLOCKS,
+    probabilities_kernel,
+    scores_kernel,
+    values_kernel,
+)
 from fastpath._tensors import accepted, require_rows
 from fastpath.backend import UnsupportedError, current_target, launch, require_fields, require_tensor, require_unit
 from fastpath.qk_norm import require_head_dim
@@ -123,6 +132,11 @@ def attention(
         return AttentionResult(output, *statistics)
     group = heads // kv_heads
     step = matrix_step(contract)
+    most_keys = int(tables.shape[1]) * page if page else int(kv.keys.shape[0])
+    if most_queries == 1 and not save and spreads(step, sequences, kv_heads, group, most_keys):
+        sizes = {"GROUP": group, "KV_HEADS": kv_heads, "PAGE": page}
+        _spread(q, query_starts, kv, tables, extents, output, folded_scale(scale, head_dim), most_keys, contract, sizes)
+        return AttentionResult(output, None, None)
     tile = schedule(step, most_queries * group, head_dim)
     launch(
         attention_kernel,
@@ -142,6 +156,66 @@ def attention(
         ROWS=tile.rows,
     )
     return AttentionResult(output, *statistics)
+
+
+def spreads(step: int, sequences: int, kv_heads: int, group: int, most_keys: int) -> bool:
+    """Whether a decode step fills the device better with programs per block and per feature; bits are the same."""
+    workspace = 6 * sequences * kv_heads * group * most_keys
+    return step == MATRIX and group <= 16 and sequences * kv_heads < 256 and most_keys > 256 and workspace < 2**30
+
+
+def _spread(
+    q: torch.Tensor,
+    query_starts: torch.Tensor,
+    kv: Pages | Packed,
+    tables: torch.Tensor,
+    extents: torch.Tensor,
+    output: torch.Tensor,
+    scale: float,
+    most_keys: int,
+    contract: AttentionContract,
+    sizes: dict[str, int],
+) -> None:
+    """One token per sequence by three kernels; see `fastpath._attention_spread`."""
+    head_dim, sequences = q.shape[2], query_starts.shape[0] - 1
+    blocks, lines = triton.cdiv(most_keys, 64), sequences * sizes["KV_HEADS"] * sizes["GROUP"]
+
+    def workspace(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=q.device)
+
+    scores, probabilities = workspace(lines, blocks * 64), workspace(lines, blocks * 64, dtype=q.dtype)
+    maxima, alphas, sums = (workspace(lines, blocks) for _ in range(3))
+    stride = tables.stride(0)
+    launch(
+        scores_kernel,
+        (triton.cdiv(blocks, SCORE_BLOCKS), sizes["KV_HEADS"], sequences),
+        *(q, kv.keys, tables, query_starts, extents, scores, maxima, q.stride(0), stride, scale, blocks),
+        contract=contract,
+        options={"num_warps": 4, "num_stages": 2},
+        D=head_dim,
+        COUNT=SCORE_BLOCKS,
+        **sizes,
+    )
+    launch(
+        probabilities_kernel,
+        (triton.cdiv(blocks, PROBABILITY_BLOCKS), sizes["KV_HEADS"], sequences),
+        *(scores, maxima, tables, extents, probabilities, alphas, sums, stride, blocks),
+        contract=contract,
+        options={"num_warps": 4, "num_stages": 2},
+        COUNT=PROBABILITY_BLOCKS,
+        SCAN=128,
+        **sizes,
+    )
+    launch(
+        values_kernel,
+        (head_dim // FEATURES, sizes["KV_HEADS"], sequences),
+        *(probabilities, alphas, sums, kv.values, tables, query_starts, extents, output, stride, blocks),
+        contract=contract,
+        options={"num_warps": 1, "num_stages": 9 if current_target().runtime == "cuda" else 2},
+        D=head_dim,
+        COLUMNS=FEATURES,
+        **sizes,
+    )
 
 
 def folded_scale(scale: float | None, head_dim: int) -> float:
@@ -221,5 +295,5 @@ def schedule(step: int, rows: int, head_dim: int) -> Tile:
     if rows <= 16:
         return Tile(16, 4 if head_dim <= 128 else 8, stages)
     if rows <= 64 or head_dim > 128:
-        return Tile(64, 4 if head_dim <= 128 else 8, stages)
-    return Tile(128, 8, stages)
+        return Tile(64, 4 if head_dim <= 64 else 8, stages)
+    return Tile(128, 8, 3 if target == "cuda" else 1)

@@ -139,6 +139,17 @@ def scale_by_power_of_two(x, n):
 
 
 @triton.jit
+def exp_polynomial(r):
+    """e^r for |r| <= ln(2)/2."""
+    p = tl.fma(r, EXP_6, EXP_5)
+    p = tl.fma(p, r, EXP_4)
+    p = tl.fma(p, r, EXP_3)
+    p = tl.fma(p, r, EXP_2)
+    p = tl.fma(p, r, 1.0)
+    return tl.fma(p, r, 1.0)
+
+
+@triton.jit
 def exp(x):
     """e^x: `reference.primitives.exp`."""
     reduced = tl.where(x > EXP_OVERFLOW, EXP_OVERFLOW, tl.where(x < EXP_UNDERFLOW, EXP_UNDERFLOW, x))
@@ -146,14 +157,8 @@ def exp(x):
     k = shifted - TO_INTEGER
     r = tl.fma(k, MINUS_LN2_HIGH, reduced)
     r = tl.fma(k, MINUS_LN2_LOW, r)
-    p = tl.fma(r, EXP_6, EXP_5)
-    p = tl.fma(p, r, EXP_4)
-    p = tl.fma(p, r, EXP_3)
-    p = tl.fma(p, r, EXP_2)
-    p = tl.fma(p, r, 1.0)
-    p = tl.fma(p, r, 1.0)
-    # NaN has no integer, but p is NaN then and no factor changes that
-    result = scale_by_power_of_two(p, bits(shifted) - TO_INTEGER_BITS)
+    # NaN has no integer, but the polynomial is NaN then and no factor changes that
+    result = scale_by_power_of_two(exp_polynomial(r), bits(shifted) - TO_INTEGER_BITS)
     result = tl.where(x > EXP_OVERFLOW, INFINITY, result)
     return tl.where(x < EXP_UNDERFLOW, 0.0, result)
 

@@ -69,12 +69,13 @@ def rms_norm_kernel(
         if HAS_RESIDUAL:
             other = tl.load(residual + row + start + lane, mask=inside, other=0.0)
             value = narrow(widen(value) + widen(other), DTYPE)
-            tl.store(residual_output + row + start + lane, value, mask=inside)
         chunks = chunks + (value,)  # noqa: RUF005 - what Triton parses
         squares = tl.fma(widen(value), widen(value), squares)
     scale = inverse_rms(tl.reshape(squares, [1, WIDTH]), COLUMNS, epsilon, 1, WIDTH)
     for chunk in tl.static_range(len(chunks)):
         column = chunk * WIDTH + lane
+        if HAS_RESIDUAL:  # not in the first loop: a store keeps later loads from starting
+            tl.store(residual_output + row + column, chunks[chunk], mask=column < COLUMNS)
         w = widen(tl.load(weight + column, mask=column < COLUMNS, other=0.0))
         normalised = (widen(chunks[chunk]) * scale) * w
         tl.store(output + row + column, narrow(normalised, DTYPE), mask=column < COLUMNS)
@@ -197,7 +198,7 @@ def rms_norm(
             *(x, x if residual is None else residual, weight, output),
             *(output if residual_output is None else residual_output, round_epsilon(epsilon)),
             contract=contract,
-            options={"num_warps": row_warps(hidden, dtype)},
+            options={"num_warps": max(4, row_warps(hidden, dtype)) if hidden >= 2048 else 1},
             COLUMNS=hidden,
             WIDTH=lanes_of(hidden),
             HAS_RESIDUAL=residual is not None,

@@ -9,12 +9,40 @@ import triton.language as tl
 
 from fastpath._tensors import TRITON_TYPES, accepted, require_rows
 from fastpath.backend import launch, require_tensor
-from fastpath.primitives import div_rn, exp, narrow, silu, widen
+from fastpath.primitives import (
+    EXP_OVERFLOW,
+    INFINITY,
+    LOG2_E,
+    MINUS_LN2_HIGH,
+    MINUS_LN2_LOW,
+    TO_INTEGER,
+    bits,
+    div_rn,
+    exp_polynomial,
+    from_bits,
+    narrow,
+    widen,
+)
 from reference.operators.swiglu import SwigluContract
 
 IMPLEMENTED = (("rounding.silu", "float32"), ("primitives.silu", "rlk"))
-#: Features of one program: 16 bytes a thread in four warps.
-BLOCK = 1024
+#: Features of one program: 32 bytes a thread in four warps.
+BLOCK = 2048
+
+
+@triton.jit
+def denominator(g):
+    """1 + e^-g, to the bit as with the primitive `exp`, in 10 fewer operations; any value for NaN.
+
+    Below e^-80 the sum is 1 whatever the exponential: no subnormal is needed, and an addition to the exponent scales.
+    """
+    x = 0.0 - g
+    reduced = tl.minimum(tl.maximum(x, -80.0), EXP_OVERFLOW)
+    shifted = tl.fma(reduced, LOG2_E, TO_INTEGER)
+    k = shifted - TO_INTEGER
+    r = tl.fma(k, MINUS_LN2_LOW, tl.fma(k, MINUS_LN2_HIGH, reduced))
+    exponential = from_bits((bits(shifted) << 23) + bits(exp_polynomial(r)))
+    return 1.0 + tl.where(x >= EXP_OVERFLOW, INFINITY, exponential)
 
 
 @triton.jit
@@ -27,7 +55,8 @@ def swiglu_kernel(
     inside = feature < FEATURES
     g = widen(tl.load(gate + row * gate_stride + feature, mask=inside, other=0.0))
     u = widen(tl.load(up + row * up_stride + feature, mask=inside, other=0.0))
-    tl.store(output + row * FEATURES + feature, narrow(silu(g) * u, DTYPE), mask=inside)
+    activated = div_rn(g, denominator(g))
+    tl.store(output + row * FEATURES + feature, narrow(activated * u, DTYPE), mask=inside)
 
 
 @triton.jit
@@ -50,10 +79,10 @@ def swiglu_backward_kernel(
     dy = widen(tl.load(grad_output + row * FEATURES + feature, mask=inside, other=0.0))
     g = widen(tl.load(gate + row * gate_stride + feature, mask=inside, other=0.0))
     u = widen(tl.load(up + row * up_stride + feature, mask=inside, other=0.0))
-    denominator = 1.0 + exp(-g)
-    s = div_rn(1.0, denominator)
+    below = denominator(g)
+    s = div_rn(1.0, below)
     slope = s * tl.fma(g, 1.0 - s, 1.0)
-    tl.store(grad_up + row * FEATURES + feature, narrow(dy * div_rn(g, denominator), DTYPE), mask=inside)
+    tl.store(grad_up + row * FEATURES + feature, narrow(dy * div_rn(g, below), DTYPE), mask=inside)
     tl.store(grad_gate + row * FEATURES + feature, narrow((dy * u) * slope, DTYPE), mask=inside)
 
 

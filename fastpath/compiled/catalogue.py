@@ -118,6 +118,9 @@ def _attention_schedules(unit: str, name: str, head_dim: int) -> Iterator[Call]:
     def call(kind: str, most: int, keys: Pages | Packed, save: bool = False) -> Call:
         return Call(f"{label}/{kind}", lambda: attention(q, starts, most, keys, of, save=save), unit)
 
+    many = Pages(cache, cache, empty(64, 64, dtype=torch.int32), empty(64, dtype=torch.int32))
+    batch, ends = empty(64, HEADS, head_dim, dtype=dtype), empty(65, dtype=torch.int32)
+    yield Call(f"{label}/decode-batch", lambda: attention(batch, ends, 1, many, of), unit)
     yield call("decode", 1, Pages(cache, cache, tables, lengths))
     yield call("decode-64", 1, Pages(wide, wide, tables, lengths))
     yield call("chunk", 16, Pages(cache, cache, tables, lengths))

@@ -45,6 +45,7 @@ def cases() -> Iterator[Case]:
         "embedding": _embedding,
         "kv_cache": _kv_cache,
     }
+    yield Case("swiglu/every-gate", _every_gate)
     for operator, check in operators.items():
         for dtype in DTYPES:
             for kind in KINDS:
@@ -120,6 +121,18 @@ def _swiglu(dtype: str, kind: str) -> Iterator[Comparison]:
         got, want = swiglu_backward(dy_on, gate_on, up_on, contract), gradients.swiglu(dy, gate, up, dtype)
         yield compare(f"{shape} gradient of gate", got[0], want[0])
         yield compare(f"{shape} gradient of up", got[1], want[1])
+
+
+def _every_gate() -> Iterator[Comparison]:
+    """All 65,536 gates of bfloat16, and float32 gates around the ends of the exponential's range."""
+    every = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32).reshape(64, 1024)
+    ends = (88.72284, -88.72284, 80.0, -80.0, 104.0, 16.6)
+    near = np.concatenate([np.float32(x).view(np.int32) + np.arange(-2048, 2048) for x in ends])
+    near = near.astype(np.int32).view(np.float32).reshape(-1, 1024)
+    for dtype, gate in (("bfloat16", every), ("float32", every), ("float32", near)):
+        contract, up = _contract("swiglu", dtype), np.ones_like(gate)
+        got = swiglu(to_device(gate, DTYPES[dtype]), to_device(up, DTYPES[dtype]), contract)
+        yield compare(f"{gate.size} gates, {dtype}", got, reference.swiglu(gate, up, contract))
 
 
 def _residual_add(dtype: str, kind: str) -> Iterator[Comparison]:
