@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """The schedule of `fastpath.matmul` for many tokens on Hopper: persistent programs, operands by bulk copies (TMA).
 
-One loop runs over all K of all tiles of a program, so that copies stay ahead across tiles. Within a tree, the sum of a
-segment or pair waits in registers; larger ones wait in a workspace of the program, in the L2 cache.
+One loop runs over all K of all tiles of a program, so that copies stay ahead across segments and tiles. The sums that
+wait in a tree would not fit beside the accumulators: they wait in a workspace of the program, in the L2 cache.
 """
 
 from __future__ import annotations
@@ -87,6 +87,46 @@ def chain_kernel(
             tl.store(maxima + m.to(tl.int64) * tl.cdiv(N, BN) + column // BN, tl.max(keys, axis=1), mask=m < M)
 
 
+@triton.jit
+def settle(
+    out, total, own, bias, index, part, row, column, M, N,
+    LOCAL: tl.constexpr, SLOT: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Segment number ``index`` of LOCAL has ``total``: merge it as a binary counter would, and store the result.
+
+    Sums of one, two and four segments wait in three slots of ``own``. The change of layout that begins every settlement
+    synchronises the threads, so each sees what others stored at the last one. Pieces of 32 columns keep registers free.
+    """
+    if BN > 32:
+        left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+        settle(out, left, own, bias, index, part, row, column, M, N, LOCAL, SLOT, BIAS, BM, BN // 2)
+        other = own + BM * BN // 2
+        settle(out, right, other, bias, index, part, row, column + BN // 2, M, N, LOCAL, SLOT, BIAS, BM, BN // 2)
+    else:
+        one = own + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        two = one + SLOT
+        four = two + SLOT
+        if index % 2 == 0:
+            tl.store(one, total)
+        if index % 4 == 1:
+            merged = tl.load(one) + total
+            if LOCAL == 2:
+                store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
+            else:
+                tl.store(two, merged)
+        if LOCAL > 2:  # noqa: SIM102 - one condition is of the compiler, the other of the program
+            if index % 8 == 3:
+                merged = tl.load(two) + (tl.load(one) + total)
+                if LOCAL == 4:
+                    store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
+                else:
+                    tl.store(four, merged)
+        if LOCAL > 4:  # noqa: SIM102
+            if index == 7:
+                merged = tl.load(four) + (tl.load(two) + (tl.load(one) + total))
+                store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
+
+
 @triton.jit(do_not_specialize=["M"])
 def tree_kernel(
     x, w, bias, out, workspace, M, N, segment, parts,
@@ -95,32 +135,28 @@ def tree_kernel(
 ):  # fmt: skip
     """out[part] = balanced tree over LOCAL (2, 4 or 8) segments, the first of them number part * LOCAL."""
     program = tl.program_id(0)
-    own = workspace + program * (2 * BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    own = workspace + program * (3 * BM * BN)
+    steps = segment // BK
     tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
-    for tile in range(program, tiles, PROGRAMS):
-        part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
-        pair = tl.zeros((BM, BN), tl.float32)
-        for index in range(LOCAL):
-            start = (part * LOCAL + index) * segment
+    mine = tl.cdiv(tiles - program, PROGRAMS)
+    total = tl.zeros((BM, BN), tl.float32)
+    # one flat loop over all K of all tiles: written as a nest, the copies would run dry at the end of every segment
+    step = steps - 1
+    index = LOCAL - 1
+    tile = program - PROGRAMS
+    part, row, column = 0, 0, 0
+    for _ in range(0, mine * LOCAL * steps):
+        step = tl.where(step == steps - 1, 0, step + 1)
+        if step == 0:
+            index = tl.where(index == LOCAL - 1, 0, index + 1)
+            if index == 0:
+                tile += PROGRAMS
+                part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
+        k = (part * LOCAL + index) * segment + step * BK
+        total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+        if step == steps - 1:
+            settle(out, total, own, bias, index, part, row, column, M, N, LOCAL, BM * BN, BIAS, BM, BN)
             total = tl.zeros((BM, BN), tl.float32)
-            for step in range(segment // BK):
-                k = start + step * BK
-                total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
-            # a binary counter: as many sums merge as index + 1 has trailing zeros
-            if index % 2 == 0:
-                pair = total
-            else:
-                pair += total
-                if LOCAL > 2:
-                    if index % 4 == 3:
-                        pair = tl.load(own) + pair
-                        if index == 7:
-                            pair = tl.load(own + BM * BN) + pair
-                    if index < LOCAL - 1:
-                        slot = tl.where(index == 3, BM * BN, 0)
-                        tl.store(own + slot, pair)
-                        tl.debug_barrier()
-        store_tile(out, pair, bias, part, row, column, M, N, BIAS, BM, BN)
 
 
 @cache
@@ -169,7 +205,6 @@ def launch_persistent(
         arguments = (*operands, sums if maxima is None else maxima, *sizes)
         launch(chain_kernel, grid, *arguments, contract=contract, options=options, **constants)
         return
-    spilled = 2 * plan.tokens * plan.outputs * grid[0] if plan.local > 2 else 1
-    workspace = torch.empty(spilled, dtype=torch.float32, device=x.device)
+    workspace = torch.empty(3 * plan.tokens * plan.outputs * grid[0], dtype=torch.float32, device=x.device)
     constants["LOCAL"] = plan.local
     launch(tree_kernel, grid, *operands, workspace, *sizes, contract=contract, options=options, **constants)

@@ -74,7 +74,7 @@ def _few_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Sch
         if tokens <= 16:
             return Schedule(rows, 64, 128, local=2 if inputs >= 8192 else 1, stages=4, swap=True)
         if outputs >= 2048:
-            return Schedule(rows, 64, 64, local=2, stages=6, swap=True, persistent=True, residents=3)
+            return Schedule(rows, 64, 128, local=2, stages=6, swap=True, persistent=True)
         return Schedule(rows, 64, 128, stages=4, swap=True, persistent=True, residents=2)
     narrow = outputs // 64 < 80  # tiles of 64 outputs would leave multiprocessors idle
     if tokens <= 16:
@@ -95,11 +95,11 @@ def _many_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Sc
         return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
     if medium and outputs < 2048:
         return Schedule(128, 64, 64, stages=4, persistent=True, residents=2)
-    if medium:
+    if medium and inputs >= 8192:
+        return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
+    if medium or outputs < 2048:
         return Schedule(64, 128, 64, local=4, stages=4, persistent=True, residents=2)
-    if inputs >= 8192:
-        return Schedule(128, 128, 64, local=2, stages=3, persistent=True, residents=2)
-    return Schedule(128, 128, 64, local=8, warps=8, stages=4, persistent=True)
+    return Schedule(128, 128, 64, local=2, stages=3, persistent=True, residents=2)
 
 
 def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Schedule]:
@@ -128,8 +128,7 @@ def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Sc
                 (128, 64, 8, 4, 2),
             )
         ]
-    # sums of two levels wait in registers: not beside a large tile
-    return [replace(plan, local=n) for plan in plans for n in local if n == 1 or plan.tokens * plan.outputs <= 2**14]
+    return [replace(plan, local=n) for plan in plans for n in local if plan.persistent or n == 1]
 
 
 def _few_tokens(target: Target, tokens: int) -> list[Schedule]:

@@ -26,7 +26,7 @@ from reference.primitives import exp
 from reference.rounding import round_to
 
 #: tokens, vocabulary: shorter than the lanes, with empty and short last segments, and Qwen3's.
-SHAPES = ((1, 1), (3, 5), (5, 100), (3, 2050)) if INTERPRETED else (
+SHAPES = ((1, 1), (3, 5), (2, 700)) if INTERPRETED else (
     (1, 1), (3, 5), (5, 100), (3, 2050), (65, 5000), (9, 151936),
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ def _logits(kind: str, tokens: int, vocabulary: int) -> Float32Array:
 def _logsumexp() -> Iterable[Comparison]:
     _, lse, contract = _contracts()
     for tokens, vocabulary in SHAPES:
-        for kind in KINDS if vocabulary < 10000 else ("normal", "infinity"):
+        for kind in KINDS if vocabulary < 10000 and not INTERPRETED else ("normal", "infinity", "nan"):
             x = _logits(kind, tokens, vocabulary)
             targets = np.random.default_rng(1).integers(0, vocabulary, tokens)
             got, expected = logsumexp(to_device(x), lse), operators.logsumexp(x, lse)
@@ -80,7 +80,7 @@ def _logsumexp() -> Iterable[Comparison]:
 
 def _ranks() -> Iterable[Comparison]:
     _, lse, _ = _contracts()
-    x = _logits("normal", 4, 4096)
+    x = _logits("normal", 1 if INTERPRETED else 4, 4096)
     expected = operators.logsumexp(x, lse)
     for ranks in (1, 2, 4, 8):
         shards = [to_device(shard) for shard in np.split(x, ranks, axis=1)]
@@ -133,8 +133,8 @@ def _processed() -> Iterable[Comparison]:
 
 def _fused(unit: str, dtype: str) -> Iterable[Comparison]:
     head, lse, contract = _contracts(unit, dtype)
-    tokens, vocabulary, hidden = (19, 100, 24) if INTERPRETED else (200, 5000, 128)
-    for kind in ("normal", "cancelling"):
+    tokens, vocabulary, hidden = (17, 40, 24) if INTERPRETED else (200, 5000, 128)
+    for kind in ("normal",) if INTERPRETED else ("normal", "cancelling"):
         x, w = values(kind, (tokens, hidden), dtype, 1), values("normal", (vocabulary, hidden), dtype, 2)
         targets = np.random.default_rng(1).integers(0, vocabulary, tokens)
         logits = operators.lm_head(x, w, head)
@@ -149,7 +149,7 @@ def _fused(unit: str, dtype: str) -> Iterable[Comparison]:
 
 def _fused_gradient(unit: str, dtype: str) -> Iterable[Comparison]:
     head, lse, contract = _contracts(unit, dtype)
-    tokens, vocabulary, hidden = (19, 64, 24) if INTERPRETED else (200, 1024, 128)
+    tokens, vocabulary, hidden = (17, 64, 24) if INTERPRETED else (200, 1024, 128)
     x, w = values("normal", (tokens, hidden), dtype, 1), values("normal", (vocabulary, hidden), dtype, 2)
     targets, upstream = (
         np.random.default_rng(1).integers(0, vocabulary, tokens),

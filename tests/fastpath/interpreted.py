@@ -1,0 +1,149 @@
+"""Run by test_interpreter.py in a process with TRITON_INTERPRET=1: kernels on the CPU, in exact float32 arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fastpath import primitives
+from fastpath.backend import UnsupportedError, current_target, record
+from fastpath.linear import linear
+from fastpath.lm_head import lm_head_logprob
+from fastpath.logsumexp import logsumexp
+from fastpath.matmul import left_leaves
+from fastpath.processed_logits import processed_logits
+from fastpath.row_linear import row_linear_partial
+from fastpath.schedules import Schedule
+from reference.contract.profiles import profile
+from reference.operators.linear import linear as linear_reference
+from reference.primitives import PRIMITIVES
+from reference.reductions.tree import pairs_tree
+
+
+@triton.jit
+def apply(x, out, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offset, FUNCTION(tl.load(x + offset)))
+
+
+@triton.jit
+def sum_rows(x, out, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.arange(0, ROWS)
+    block = tl.load(x + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
+    tl.store(out + row, primitives.pairs_tree(block, ROWS, WIDTH))
+
+
+def contract(operator: str, dtype: str = "float32") -> Any:
+    return profile("strict-v1").contract(operator, dtype)
+
+
+def same_bits(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bool:
+    equal = (left.view(np.uint32) == right.view(np.uint32)) | (np.isnan(left) & np.isnan(right))
+    return bool(equal.all())
+
+
+@pytest.mark.parametrize("name", ["exp", "exp2", "exp2_nonpositive", "log", "rsqrt", "silu", "sigmoid"])
+def test_primitives(name: str) -> None:
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 2**32, 2**14, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 2.0**-126], np.float32)
+    x = np.concatenate([patterns, rng.uniform(-160, 130, 2**13).astype(np.float32), np.tile(special, 2**10)])
+    if name == "exp2_nonpositive":
+        x = np.where(x > 0, -x, x)
+    out = torch.empty(x.size)
+    apply[(x.size // 4096,)](torch.from_numpy(x), out, getattr(primitives, name), 4096)
+    assert same_bits(out.numpy(), PRIMITIVES[name]["rlk"](x))
+
+
+@pytest.mark.parametrize("width", [1, 2, 64, 256])
+def test_pairs_tree(width: int) -> None:
+    x = np.random.default_rng(0).standard_normal((4, width)).astype(np.float32)
+    x[0] = -0.0
+    out = torch.empty(4)
+    sum_rows[(1,)](torch.from_numpy(x), out, 4, width)
+    assert same_bits(out.numpy(), pairs_tree(x))
+
+
+def test_merge_tree_splits_as_adjacent_pairs_do() -> None:
+    def leaves(first: int, count: int) -> Any:
+        if count == 1:
+            return first
+        left = left_leaves.__wrapped__(count) if hasattr(left_leaves, "__wrapped__") else left_leaves(count)
+        return (leaves(first, left), leaves(first + left, count - left))
+
+    def pairs(count: int) -> Any:
+        level: list[Any] = list(range(count))
+        while len(level) > 1:
+            merged = [(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
+            level = merged + level[2 * len(merged) :]
+        return level[0]
+
+    for count in range(1, 17):
+        assert leaves(0, count) == pairs(count)
+
+
+@pytest.mark.parametrize("plan", [Schedule(16, 16, 16), Schedule(16, 32, 16, local=2), Schedule(16, 16, 16, local=8)])
+def test_no_schedule_changes_a_bit(plan: Schedule) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (np.ldexp(rng.standard_normal((9, 64)), rng.integers(-20, 20, (9, 64))).astype(np.float32) for _ in range(2))
+    own = contract("row_linear")
+    got = linear(torch.from_numpy(x), torch.from_numpy(w), own, plan=plan)
+    assert same_bits(got.numpy(), linear_reference(x, w, own))
+
+
+def test_launches_are_recorded() -> None:
+    own = contract("linear")
+    with record() as evidence:
+        linear(torch.ones(2, 8), torch.ones(3, 8), own)
+    linear(torch.ones(2, 8), torch.ones(3, 8), own)
+    assert [entry.kernel for entry in evidence] == ["tile_kernel"]
+    assert evidence[0].contract_id == own.contract_id
+    assert evidence[0].target == current_target().arch == "cpu"
+    assert len(evidence[0].code_sha256) == 64
+
+
+def test_a_unit_of_other_hardware_is_refused() -> None:
+    own = profile("strict-v1/hopper-k16").contract("linear")
+    with pytest.raises(UnsupportedError, match="hopper-k16 cannot run on cpu"):
+        linear(torch.ones(2, 8).bfloat16(), torch.ones(3, 8).bfloat16(), own)  # type: ignore[arg-type]
+
+
+def test_a_contract_without_a_kernel_is_refused() -> None:
+    own = contract("linear").override("order.k", "descending")
+    with pytest.raises(UnsupportedError, match=r"order\.k = 'descending' has no kernel"):
+        linear(torch.ones(2, 8), torch.ones(3, 8), own)
+
+
+def test_arguments_are_checked() -> None:
+    x, w = torch.ones(2, 8), torch.ones(3, 8)
+    with pytest.raises(TypeError, match=r"x: expected torch\.float32, got torch\.float64"):
+        linear(x.double(), w, contract("linear"))
+    with pytest.raises(ValueError, match=r"weight: expected shape \[outputs, inputs=8\], got \[3, 4\]"):
+        linear(x, w[:, :4].contiguous(), contract("linear"))
+    with pytest.raises(ValueError, match="not contiguous"):
+        linear(torch.ones(8, 2).t(), w, contract("linear"))
+    with pytest.raises(ValueError, match="4 inputs cannot be cut into 8 equal segments"):
+        linear(x[:, :4].contiguous(), w[:, :4].contiguous(), contract("row_linear"))
+    with pytest.raises(ValueError, match="8 segments cannot be shared evenly by 3 ranks"):
+        row_linear_partial(x, w, contract("row_linear"), 3)
+    with pytest.raises(ValueError, match="temperature: must be finite and above 0"):
+        processed_logits(x, contract("processed_logits"), temperature=0.0)
+
+
+def test_a_target_outside_the_vocabulary_gives_nan() -> None:
+    contracts = (contract("lm_head"), contract("logsumexp"), contract("logprob"))
+    chosen, _ = lm_head_logprob(torch.ones(2, 8), torch.ones(3, 8), torch.tensor([3, -1]), *contracts)
+    assert torch.isnan(chosen).all()
+
+
+def test_no_tokens_is_no_error() -> None:
+    assert linear(torch.ones(0, 8), torch.ones(3, 8), contract("linear")).shape == (0, 3)
+    assert logsumexp(torch.ones(0, 8), contract("logsumexp")).value.shape == (0,)
+    contracts = (contract("lm_head"), contract("logsumexp"), contract("logprob"))
+    empty, _ = lm_head_logprob(torch.ones(0, 8), torch.ones(3, 8), torch.zeros(0, dtype=torch.int64), *contracts)
+    assert empty.shape == (0,)
