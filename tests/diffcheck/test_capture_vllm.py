@@ -393,7 +393,7 @@ def test_llama_with_biases_tied_head_and_one_key_value_head_on_two_ranks(
         ({"generate": 90, "samples": (Sample((5, 6, 7, 8, 9, 10, 11)),)}, "97 tokens exceed the limit of 96"),
         ({"samples": (Sample((5, 509), (7,)),)}, "outside the vocabulary of 509"),
         ({"phase": "prefill", "samples": (Sample((5, 6)),)}, "response of length 0"),
-        ({"contract_overrides": {"norm": {"rounding.out": "float32"}}}, "follows no contract"),
+        ({"contract_overrides": {"norm": {"rounding.out": "float32"}}}, "cannot be overridden"),
     ],
 )
 def test_a_plan_it_cannot_run_is_refused_and_the_engine_lives_on(
