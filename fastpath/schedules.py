@@ -45,7 +45,7 @@ def schedule(target: Target, unit: str, tokens: int, outputs: int, segment: int,
     if target.runtime == "interpreter":
         return Schedule(tokens=16, outputs=64, k=32)
     if unit == "fma32-seq":
-        return _float32(tokens, segments)
+        return _float32(tokens, segment, segments)
     if target.runtime == "hip":
         return _matrix_gfx942(tokens, segments)
     if tokens <= 64:
@@ -53,11 +53,11 @@ def schedule(target: Target, unit: str, tokens: int, outputs: int, segment: int,
     return _many_on_hopper(tokens, outputs, segment * segments, segments)
 
 
-def _float32(tokens: int, segments: int) -> Schedule:
+def _float32(tokens: int, segment: int, segments: int) -> Schedule:
     if tokens <= 32:
         return Schedule(16, 32, 64)
     if tokens <= 128:
-        return Schedule(64, 64, 32)
+        return Schedule(64, 64, 32 if segment % 32 == 0 else 16)
     return Schedule(64, 128, 16, local=min(segments, 2), k_major=True)
 
 
@@ -176,4 +176,17 @@ def fit(plan: Schedule, x: torch.Tensor, weight: torch.Tensor, segments: int, ta
         for t in (x, weight)
     )
     whole = segment % plan.k == 0 or segments == 1
-    return plan if bulk and whole else replace(plan, persistent=False)
+    if plan.persistent and not (bulk and whole):
+        # pointers take the registers that bulk copies leave free
+        return replace(
+            plan,
+            outputs=min(plan.outputs, 128),
+            local=1,
+            warps=8 if plan.outputs > 64 else 4,
+            stages=3,
+            persistent=False,
+            residents=1,
+        )
+    if unit == "fma32-seq" and weight.stride(1) != 1 and not plan.k_major:
+        return replace(plan, k=16)
+    return plan

@@ -91,6 +91,11 @@ def _report(call: Call, code: Code) -> Report:
 
 
 def _types(launch: Plan) -> str:
-    return repr(
-        [getattr(value, "dtype", value if isinstance(value, int) else type(value)) for value in launch.arguments]
-    )
+    return repr([getattr(value, "dtype", _integer(value) or type(value)) for value in launch.arguments])
+
+
+def _integer(value: object) -> str:
+    """What the compiler knows of an integer argument: that it is 1, or a multiple of 16."""
+    if type(value) is not int:
+        return ""
+    return "1" if value == 1 else "16" if value % 16 == 0 else "any"

@@ -20,6 +20,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastpath.backend import Plan, Target
 from reference.contract.base import Contract
@@ -29,6 +30,7 @@ GPU_TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "g
 _POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -145,6 +147,8 @@ def _specialise(plan: Plan) -> tuple[dict[str, str], dict[tuple[int, ...], Any],
 def _type_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_POINTERS[value.base.dtype].removeprefix('*')}{list(value.block_shape)}>"
     if value is None or (type(value) is int and value == 1):
         return "constexpr"
     if isinstance(value, bool):
