@@ -294,6 +294,8 @@ def schedule(step: int, rows: int, head_dim: int) -> Tile:
     stages = 2 if target == "cuda" else 1
     if rows <= 16:
         return Tile(16, 4 if head_dim <= 128 else 8, stages)
-    if rows <= 64 or head_dim > 128:
+    if head_dim > 128:
+        return Tile(32, 8, stages)
+    if rows <= 64:
         return Tile(64, 4 if head_dim <= 64 else 8, stages)
     return Tile(128, 8, 3 if target == "cuda" else 1)

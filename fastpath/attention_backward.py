@@ -1,0 +1,94 @@
+"""Gradients of attention over packed sequences, deterministic: no atomics, every sum in a fixed order."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from fastpath._attention_backward import delta_kernel, key_gradient_kernel, query_gradient_kernel
+from fastpath._attention_kernel import MATRIX
+from fastpath._tensors import accepted, require_rows
+from fastpath.attention import (
+    IMPLEMENTED,
+    AttentionResult,
+    Packed,
+    folded_scale,
+    matrix_step,
+    require_formats,
+    require_keys,
+)
+from fastpath.backend import current_target, launch, require_tensor
+from reference.operators.attention import AttentionContract
+
+
+class AttentionGradients(NamedTuple):
+    """Gradients of the queries, keys and values."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attention_backward(
+    grad_output: torch.Tensor,
+    q: torch.Tensor,
+    query_starts: torch.Tensor,
+    most_queries: int,
+    kv: Packed,
+    most_keys: int,
+    result: AttentionResult,
+    contract: AttentionContract,
+    *,
+    scale: float | None = None,
+) -> AttentionGradients:
+    """Gradients from the forward pass's ``result`` (``save=True``), each rounded once; finite operands.
+
+    With the forward pass's scores s, maximum m and row sum l: p = exp2(s - m) * (1 / l); dp = dO . v along head_dim;
+    delta = the tree of adjacent pairs over dO * O; ds = p * (dp - delta). p and ds are rounded to the model's format,
+    then dv = p^T dO and dk = (ds^T q) * scale are chains along ascending rows, dq = (ds k) * scale along ascending
+    keys, all on the contract's unit.
+
+    Args:
+        grad_output: [tokens, heads, head_dim], contiguous.
+        most_queries, most_keys: the largest number of queries, and of keys, of a sequence.
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as :func:`fastpath.attention.attention`; ``result`` without statistics.
+    """
+    dtype = accepted(contract, IMPLEMENTED)
+    require_formats(contract)
+    require_rows(q, "q", "tokens, heads, head_dim", dtype)
+    tokens, heads, head_dim = q.shape
+    require_tensor(grad_output, "grad_output", f"tokens={tokens}, heads={heads}, head_dim={head_dim}", dtype)
+    kv_heads = require_keys(kv, head_dim, dtype)
+    if result.maxima is None or result.sums is None:
+        raise ValueError("result: lacks maxima and sums; call attention with save=True")
+    grad_q = torch.empty(q.shape, dtype=dtype, device=q.device)
+    gradients = AttentionGradients(grad_q, torch.empty_like(kv.keys), torch.empty_like(kv.values))
+    if not tokens:
+        return AttentionGradients(grad_q, gradients.k.zero_(), gradients.v.zero_())
+    deltas = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+    rows = 1024 // head_dim
+    sizes = {"contract": contract, "D": head_dim}
+    grid = (triton.cdiv(tokens * heads, rows),)
+    launch(delta_kernel, grid, grad_output, result.output, deltas, tokens * heads, **sizes, ROWS=rows)
+    group, sequences, step = heads // kv_heads, query_starts.shape[0] - 1, matrix_step(contract)
+    operands = (q, kv.keys, kv.values, grad_output, result.maxima, result.sums, deltas, query_starts, kv.starts)
+    factor = float(np.float32(1.0 / math.sqrt(head_dim) if scale is None else scale))
+    numbers = (q.stride(0), folded_scale(scale, head_dim), factor)
+    tile = 16 if step != MATRIX else 64 if head_dim <= 64 else 32
+    sizes |= {"GROUP": group, "KV_HEADS": kv_heads, "CAUSAL": contract.domain.mask == "causal"}
+    sizes |= {"STEP": step, "ROWS": tile, "options": {"num_warps": 4 if head_dim <= 64 else 8, "num_stages": _stages()}}
+    grid_q = (triton.cdiv(most_queries * group, tile), kv_heads, sequences)
+    launch(query_gradient_kernel, grid_q, *operands, grad_q, *numbers, **sizes)
+    grid_k = (triton.cdiv(most_keys, 64), kv_heads, sequences)
+    launch(key_gradient_kernel, grid_k, *operands, gradients.k, gradients.v, *numbers, **sizes)
+    return gradients
+
+
+def _stages() -> int:
+    return 2 if current_target().runtime == "cuda" else 1
