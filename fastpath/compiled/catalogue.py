@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fastpath.attention import Packed, Pages, attention
+from fastpath.attention import AttentionResult, Packed, Pages, attention
+from fastpath.attention_backward import attention_backward
 from fastpath.backend import DTYPES, TARGETS
 from fastpath.embedding import embedding, embedding_backward
 from fastpath.kv_cache import write_cache
@@ -128,3 +129,6 @@ def _attention_schedules(unit: str, name: str, head_dim: int) -> Iterator[Call]:
     yield call("chunk", 16, Pages(cache, cache, tables, lengths))
     yield call("prefill", 4096, Pages(cache, cache, tables, lengths))
     yield call("packed", 4096, Packed(kv, kv, starts), save=True)
+    packed, kept = Packed(kv, kv, starts), AttentionResult(q, *(empty(64, HEADS, dtype=torch.float32) for _ in "ml"))
+    back = lambda: attention_backward(q, q, starts, 4096, packed, 4096, kept, of)  # noqa: E731
+    yield Call(f"{label}/backward", back, unit)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastpath import gradients
 from fastpath.attention import Packed, Pages, attention
+from fastpath.attention_backward import attention_backward
 from fastpath.backend import DTYPES, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, values
@@ -88,6 +90,7 @@ def cases() -> Iterator[Case]:
             name = f"attention/{unit}/{dtype}/{shape.kind}/{shape.queries}-{shape.keys}-{shape.kv_heads}x{shape.group}"
             name += f"-{shape.head_dim}-{f'page {shape.page}' if shape.page else 'packed'}-{shape.mask}"
             yield Case(name.replace(" ", ""), partial(_against_reference, unit, dtype, shape), unit)
+        yield Case(f"attention/{unit}/{dtype}/gradients", partial(_gradients, unit, dtype), unit)
         if not INTERPRETED:
             yield Case(f"attention/{unit}/{dtype}/schedules", partial(_schedules, unit, dtype), unit)
 
@@ -185,3 +188,32 @@ def _schedules(unit: str, dtype: str) -> Iterator[Comparison]:
         q_on, to_device(_starts((1000, 500))), 1000, replace(kv, starts=to_device(_starts((1000, 500)))), contract
     )
     yield compare("first of two packed sequences", halves.output[:1000], whole[:1000])
+
+
+def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
+    """Gradients of packed sequences, some with keys before the first query."""
+    if INTERPRETED:
+        shapes = [Shape((5, 9), (5, 70), 1, 2, 16)]
+    else:
+        shapes = [
+            Shape((100, 33), (100, 150), 2, 4, 64),
+            Shape((70, 1, 130), (70, 65, 130), 1, 2, 128),
+            Shape((40,), (40,), 1, 8, 256),
+            Shape((50, 64), (80, 64), 1, 3, 128, mask="full"),
+        ]
+    for seed, shape in enumerate(shapes[: 2 if unit == "fma32-seq" else None]):
+        contract, storage = _contract(unit, dtype, shape.mask), DTYPES[dtype]
+        q, k, v = _inputs(shape, dtype, seed)
+        dy = values("normal", q.shape, dtype, seed + 50)
+        starts, key_starts = _starts(shape.queries), _starts(shape.keys)
+        parts = [
+            gradients.attention(dy[a:b], q[a:b], k[c:d], v[c:d], contract)
+            for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False)
+        ]
+        kv = Packed(to_device(k, storage), to_device(v, storage), to_device(key_starts))
+        q_on, starts_on, most = to_device(q, storage), to_device(starts), max(shape.queries)
+        result = attention(q_on, starts_on, most, kv, contract, save=True)
+        dy_on = to_device(dy, storage)
+        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, contract)
+        for index, name in enumerate("qkv"):
+            yield compare(f"{shape} gradient of {name}", got[index], np.concatenate([part[index] for part in parts]))
