@@ -9,8 +9,6 @@ products again, each under a contract of its own, so the reference states their 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from fastpath.backend import DTYPES, require_tensor
@@ -105,23 +103,3 @@ def narrow_to(sums: torch.Tensor, dtype: torch.dtype, contract: LinearContract) 
     out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
     merge_parts(sums[None], out, None, contract)
     return out
-
-
-class Linear(torch.autograd.Function):  # type: ignore[misc]
-    """:func:`linear` or row_linear on one rank, without bias, with its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, contract: LinearContract) -> torch.Tensor:
-        """As :func:`linear`."""
-        ctx.save_for_backward(x, weight)
-        ctx.contract = contract
-        return linear(x, weight, contract)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients in x and weight."""
-        x, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        grad_x = input_gradient(grad, weight, ctx.contract) if ctx.needs_input_grad[0] else None
-        grad_weight = weight_gradient(grad, x, ctx.contract) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight, None

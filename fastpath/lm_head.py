@@ -7,7 +7,6 @@ the bits are those of lm_head, logsumexp and logprob one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -113,41 +112,37 @@ def logits_and_maximum(
     return logits, merge_maxima(maxima, lse)
 
 
-class LmHeadLogprob(torch.autograd.Function):  # type: ignore[misc]
-    """Log-probabilities with gradients in x and weight: the logits of each block of tokens are computed again.
+def lm_head_logprob_gradient(
+    upstream: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    value: torch.Tensor,
+    head: LmHeadContract,
+    lse: LogsumexpContract,
+    contract: LogprobContract,
+    logits_bytes: int = LOGITS_BYTES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the log-probabilities in x and weight: the logits of each block of tokens are computed again.
 
     x's gradient is row parallel over the vocabulary (segments and a tree, as ranks may share it); the weight's is one
     chain over tokens in float32, which goes on from block to block, so that no block size can change a bit.
+
+    Args:
+        upstream: float32, [tokens]: the loss's gradient in the log-probabilities.
+        value: float32, [tokens]: the log-sum-exp that :func:`lm_head_logprob` returned.
+
+    Returns:
+        Gradients like x and weight.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as :func:`lm_head_logprob`; a vocabulary that 8 segments do not divide.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        head: LmHeadContract,
-        lse: LogsumexpContract,
-        contract: LogprobContract,
-        logits_bytes: int = LOGITS_BYTES,
-    ) -> torch.Tensor:
-        """As :func:`lm_head_logprob`, the log-probabilities alone."""
-        chosen, parts = lm_head_logprob(x, weight, targets, head, lse, contract, logits_bytes)
-        ctx.save_for_backward(x, weight, targets, parts.value)
-        ctx.contracts, ctx.logits_bytes = (head, lse, contract), logits_bytes
-        return chosen
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients in x and weight, of their dtypes."""
-        x, weight, targets, value = ctx.saved_tensors
-        head, lse, contract = ctx.contracts
-        upstream = upstream.contiguous()
-        grad_x = torch.empty_like(x)
-        sums = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
-        for rows in token_blocks(x.shape[0], weight.shape[0], ctx.logits_bytes):
-            logits, _ = logits_and_maximum(x[rows], weight, head, lse)
-            slopes = logprob_gradient(logits, targets[rows], value[rows], upstream[rows], contract, x.dtype)
-            grad_x[rows] = input_gradient(slopes, weight, head)
-            product(slopes.t(), x[rows].t(), weight_contract(head), 1, torch.float32, sums=sums)
-        return grad_x, narrow_to(sums, weight.dtype, head), None, None, None, None, None
+    grad_x = torch.empty_like(x)
+    sums = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
+    for rows in token_blocks(x.shape[0], weight.shape[0], logits_bytes):
+        logits, _ = logits_and_maximum(x[rows], weight, head, lse)
+        slopes = logprob_gradient(logits, targets[rows], value[rows], upstream[rows], contract, x.dtype)
+        grad_x[rows] = input_gradient(slopes, weight, head)
+        product(slopes.t(), x[rows].t(), weight_contract(head), 1, torch.float32, sums=sums)
+    return grad_x, narrow_to(sums, weight.dtype, head)

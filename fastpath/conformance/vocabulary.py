@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastpath import autograd_products
 from fastpath.backend import DTYPES, INTERPRETED, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device, to_numpy
 from fastpath.conformance.inputs import KINDS, values
-from fastpath.lm_head import LmHeadLogprob, lm_head_logprob
+from fastpath.lm_head import lm_head_logprob
 from fastpath.logprob import logprob, logprob_gradient
 from fastpath.logsumexp import finish, logsumexp, row_maximum, segment_sums
 from fastpath.processed_logits import processed_logits
@@ -163,7 +164,7 @@ def _fused_gradient(unit: str, dtype: str) -> Iterable[Comparison]:
     of_w = operators.linear(np.ascontiguousarray(slopes.T), np.ascontiguousarray(x.T), LinearContract().replace(shared))
     for size in (2**28, 4 * vocabulary * 16):
         a, b = (to_device(array, DTYPES[dtype]).requires_grad_() for array in (x, w))
-        out = LmHeadLogprob.apply(a, b, to_device(targets), head, lse, contract, size)
+        out = autograd_products.lm_head_logprob(a, b, to_device(targets), head, lse, contract, size)
         out.backward(to_device(upstream))
         yield compare("x", a.grad, of_x)
         yield compare("weight", b.grad, of_w)

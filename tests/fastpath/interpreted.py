@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath import primitives
+from fastpath import autograd_products, primitives
 from fastpath.backend import UnsupportedError, current_target, record
 from fastpath.linear import linear
 from fastpath.lm_head import lm_head_logprob
@@ -147,3 +147,26 @@ def test_no_tokens_is_no_error() -> None:
     contracts = (contract("lm_head"), contract("logsumexp"), contract("logprob"))
     empty, _ = lm_head_logprob(torch.ones(0, 8), torch.ones(3, 8), torch.zeros(0, dtype=torch.int64), *contracts)
     assert empty.shape == (0,)
+
+
+def test_operators_of_torch_library() -> None:
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+    own = contract("linear")
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.rlk.linear.default, (x, w, own.to_json()), test_utils=checks)
+    contracts = [contract(name).to_json() for name in ("lm_head", "logsumexp", "logprob")]
+    arguments = (x, w, torch.tensor([0, 5, 15]), *contracts, 2**20)
+    torch.library.opcheck(torch.ops.rlk.lm_head_logprob.default, arguments, test_utils=checks)
+
+
+def test_linear_is_differentiable_under_compile() -> None:
+    x, w = torch.randn(3, 8), torch.randn(16, 8)
+    own = contract("linear")
+    found = []
+    for function in (autograd_products.linear, torch.compile(autograd_products.linear, backend="aot_eager")):
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        function(a, b, own).sum().backward()
+        assert a.grad is not None and b.grad is not None
+        found.append((a.grad.numpy(), b.grad.numpy()))
+    assert all(same_bits(eager, compiled) for eager, compiled in zip(*found, strict=True))
+    np.testing.assert_allclose(found[0][0], np.ones((3, 16), np.float32) @ w.numpy(), rtol=1e-5)
