@@ -46,7 +46,7 @@ def load_block(
 ):  # fmt: skip
     """Keys or values [KEYS, D] of tokens start .. start + KEYS - 1; zeros beyond the sequence."""
     key = start + tl.arange(0, KEYS)
-    if PAGE % KEYS == 0 and PAGE > 0:  # the block lies in one page
+    if PAGE > 0 and PAGE % 64 == 0:  # the block lies in one page
         rows = place_of(table, start, length, STRIDE, PAGE) + tl.arange(0, KEYS) * STRIDE
     else:
         rows = place_of(table, key, length, STRIDE, PAGE)

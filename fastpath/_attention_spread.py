@@ -18,7 +18,7 @@ from fastpath.primitives import div_rn, exp2_nonpositive, narrow, pairs_tree
 #: Rows of a matrix instruction: the heads that share a KV head, padded.
 ROWS = tl.constexpr(16)
 #: Blocks whose rescaling factors the third kernel loads at once.
-AHEAD = tl.constexpr(16)
+AHEAD = 16
 #: Key blocks of one program of the first kernel, and of the second.
 SCORE_BLOCKS, PROBABILITY_BLOCKS = 2, 4
 #: Output features of one program of the third kernel.
@@ -98,6 +98,7 @@ def probabilities_kernel(
 def values_kernel(
     probabilities, alphas, sums, values, tables, query_starts, key_extents, output, table_stride, blocks,
     GROUP: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS output features of the rows under one KV head: the chains, ascending."""
     head, sequence = tl.program_id(1), tl.program_id(2)

@@ -18,6 +18,7 @@ import triton
 
 from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kernel
 from fastpath._attention_spread import (
+    AHEAD,
     FEATURES,
     PROBABILITY_BLOCKS,
     SCORE_BLOCKS,
@@ -214,6 +215,7 @@ def _spread(
         options={"num_warps": 1, "num_stages": 9 if current_target().runtime == "cuda" else 2},
         D=head_dim,
         COLUMNS=FEATURES,
+        AHEAD=AHEAD,
         **sizes,
     )
 
