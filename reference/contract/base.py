@@ -160,16 +160,23 @@ class Contract:
 
 
 CONTRACTS: dict[str, type[Contract]] = {}  # operator name -> contract class; filled as operators are defined
+# Answers of the two functions below, which every construction of a contract asks: a search constructs thousands.
+_GROUP_TYPES: dict[type[Contract], dict[str, type[Group]]] = {}
+_FIELDS: dict[type[Contract], dict[str, Choice]] = {}
 
 
 def group_types(contract: type[Contract]) -> dict[str, type[Group]]:
-    """Group name -> the dataclass that holds its fields."""
-    return {field.name: type(field.default) for field in dataclasses.fields(contract)}  # type: ignore[misc]
+    """Group name -> the dataclass that holds its fields. Not to be changed: the answer is kept."""
+    if contract not in _GROUP_TYPES:
+        _GROUP_TYPES[contract] = {f.name: type(f.default) for f in dataclasses.fields(contract)}  # type: ignore[misc]
+    return _GROUP_TYPES[contract]
 
 
 def fields(contract: type[Contract]) -> dict[str, Choice]:
-    """Every field of a contract class: path -> its choice, in the order of declaration."""
-    return {f"{group}.{field.name}": field.metadata["choice"] for group, field in _walk(contract)}
+    """Every field of a contract class: path -> its choice, in the order of declaration. Not to be changed."""
+    if contract not in _FIELDS:
+        _FIELDS[contract] = {f"{group}.{field.name}": field.metadata["choice"] for group, field in _walk(contract)}
+    return _FIELDS[contract]
 
 
 def _walk(contract: type[Contract]) -> Iterator[tuple[str, Any]]:

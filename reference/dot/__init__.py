@@ -10,6 +10,7 @@ import numpy as np
 from reference.checks import Float32Array, require_choice, require_float32
 from reference.dot import ampere_k8, fma32_seq, hopper_k16, mfma_cdna1, mfma_cdna2, mfma_cdna3_g8
 from reference.dot.extent import extent
+from reference.dot.memory import recalled, remember
 from reference.dot.unit import MatrixUnit
 from reference.formats import FORMATS, Format, encode
 
@@ -56,7 +57,8 @@ def dot(
     fmt = FORMATS[input_format]
     _require_values_in(left, "a", fmt)
     _require_values_in(right, "b", fmt)
-    return UNITS[unit].accumulate(left, right, start, fmt)
+    name = f"{unit} {input_format}"
+    return recalled(name, (left, right, start), lambda: UNITS[unit].accumulate(left, right, start, fmt))
 
 
 def _require_values_in(x: Float32Array, argument: str, fmt: Format) -> None:
@@ -68,4 +70,4 @@ def _require_values_in(x: Float32Array, argument: str, fmt: Format) -> None:
         raise ValueError(f"{argument}: {str(error).removeprefix('x: ')}") from None
 
 
-__all__ = ["UNITS", "MatrixUnit", "dot"]
+__all__ = ["UNITS", "MatrixUnit", "dot", "remember"]
