@@ -14,6 +14,7 @@ from functools import partial
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.trial import Level, Score, Trial
 from reference.contract import Contract
+from reference.dot import remember
 
 #: ``progress(what, done, total)``.
 Progress = Callable[[str, int, int], None]
@@ -101,21 +102,22 @@ def _screen(
     for depth, level in enumerate(trial.levels):
         what = f"{candidates.operator}: {count:,} contracts on {level.rows.size} of {len(trial.site.arguments)} rows"
         passed: list[Contract] = []
-        for done, contract in enumerate(alive):
-            if clock.over:
-                # Only what was confirmed on all rows is called a fit.
-                found.fits = passed if level is trial.levels[-1] else []
-                return
-            progress(what, done, count)
-            score = trial.score(contract, level)
-            found.tried += depth == 0
-            if score is None:
-                continue
-            if score.fits:
-                passed.append(contract)
-                found.score = score
-            else:
-                board.note(depth, score, contract)
+        with remember():
+            for done, contract in enumerate(alive):
+                if clock.over:
+                    # Only what was confirmed on all rows is called a fit.
+                    found.fits = passed if level is trial.levels[-1] else []
+                    return
+                progress(what, done, count)
+                score = trial.score(contract, level)
+                found.tried += depth == 0
+                if score is None:
+                    continue
+                if score.fits:
+                    passed.append(contract)
+                    found.score = score
+                else:
+                    board.note(depth, score, contract)
         alive, count = passed, len(passed)
     found.tried, found.complete, found.fits = found.total, True, passed
 

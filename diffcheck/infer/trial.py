@@ -16,7 +16,7 @@ from reference.contract import Contract
 #: Elements computed at a time.
 _BLOCK_ELEMENTS = 1 << 22
 #: Multiply-adds that one try of a matrix product may cost; beyond, some of its columns stand for all.
-_PRODUCT_COST = 1 << 28
+_PRODUCT_COST = 1 << 25
 _FEW_COLUMNS = 64
 
 
