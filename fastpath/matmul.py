@@ -42,14 +42,15 @@ def chain(
     """total + sum over k in [start, start + length), ascending; x, w: pointers to rows. [BM, BN], or [BN, BM]."""
     if STEP == _EXPLICIT:
         for k in range(start, start + length):
-            a = widen(tl.load(x + k * x_k, mask=in_m, other=0.0))
-            b = widen(tl.load(w + k * w_k, mask=in_n, other=0.0))
+            a = widen(tl.load(x + tl.cast(k, tl.int64) * x_k, mask=in_m, other=0.0))
+            b = widen(tl.load(w + tl.cast(k, tl.int64) * w_k, mask=in_n, other=0.0))
             total = tl.fma(a[:, None], b[None, :], total)
         return total
     else:
         ks = tl.arange(0, BK)
-        a_pointers = x[:, None] + (start + ks)[None, :] * x_k
-        b_pointers = w[:, None] + (start + ks)[None, :] * w_k
+        first = tl.cast(start, tl.int64)
+        a_pointers = (x + first * x_k)[:, None] + ks[None, :] * x_k
+        b_pointers = (w + first * w_k)[:, None] + ks[None, :] * w_k
         for k in range(0, length, BK):
             if EVEN:
                 a = tl.load(a_pointers, mask=in_m[:, None], other=0.0)
