@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from integration.arrays import to_array
+from integration.operators import StrictOperators
 from integration.vllm.state import operators
 from reference.checks import Float32Array
 
@@ -32,8 +32,8 @@ class Sequence:
     positions: NDArray[np.int64]
     #: Tokens in the cache, this step's included.
     length: int
-    #: Its blocks, in order, int64.
-    blocks: Tensor
+    #: Its blocks, in order.
+    blocks: NDArray[np.int64]
 
 
 @dataclass
@@ -51,7 +51,7 @@ class StrictMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
         if m.causal is not True:
             raise TypeError("attention without a causal mask has no strict contract")
         starts, lengths = m.query_start_loc.tolist(), m.seq_lens.tolist()
-        tables = m.block_table_tensor.long()
+        tables = m.block_table_tensor.numpy().astype(np.int64)
         sequences = []
         for r, length in enumerate(lengths[: m.num_reqs]):
             count = starts[r + 1] - starts[r]
@@ -77,17 +77,13 @@ class StrictMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 class BlockReader:
     """Keys and values of one sequence in a cache [blocks, KV heads, block size, 2 * head_dim]."""
 
+    own: StrictOperators
     cache: Tensor
-    blocks: Tensor
+    blocks: NDArray[np.int64]
     length: int
 
     def read(self, start: int, stop: int) -> tuple[Float32Array, Float32Array]:
-        size, width = self.cache.shape[2], self.cache.shape[3]
-        first = start // size
-        pages = self.cache[self.blocks[first : -(-stop // size)]]
-        tokens = pages.transpose(1, 2).reshape(-1, self.cache.shape[1], width)
-        both = to_array(tokens[start - first * size : stop - first * size])
-        return both[..., : width // 2], both[..., width // 2 :]
+        return self.own.read_blocks(self.cache, self.blocks, start, stop)
 
 
 class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
@@ -158,7 +154,7 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
             return output
         own = operators(query.dtype)
         for part in attn_metadata.sequences:
-            kv = BlockReader(kv_cache, part.blocks, part.length)
+            kv = BlockReader(own, kv_cache, part.blocks, part.length)
             attended = own.attention(query[part.rows], part.positions, kv, self._scale)
             output[part.rows] = attended.reshape(output[part.rows].shape)
         return output

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from integration.operators import StrictOperators
+if TYPE_CHECKING:  # a native vLLM loads this module too, and shall load no more than it
+    from integration.operators import StrictOperators
 
 #: Environment variable that chooses the profile in every process of vLLM.
 PROFILE = "RLK_PROFILE"
@@ -20,6 +21,8 @@ def operators(dtype: Any) -> StrictOperators:
     """
     global _operators
     if _operators is None:
+        from integration.operators import StrictOperators
+
         _operators = StrictOperators(os.environ[PROFILE], dtype)
     if _operators.dtype != dtype:
         raise ValueError(f"one strict worker holds one model: it is of {_operators.dtype}, asked for {dtype}")
