@@ -119,6 +119,7 @@ def localize(
     train_tensor_parallel: Annotated[
         int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
     ] = None,
+    train_profile: Annotated[str | None, typer.Option("--train-profile", help="The train side's, if another.")] = None,
     layers: _Layers = None,
     level: _Level = "full",
     generate: _Generate = GENERATE,

@@ -51,6 +51,7 @@ class RunSettings:
     #: The train side's, where they are not the rollout's.
     train_phase: Phase | None = None
     train_tensor_parallel: int | None = None
+    train_profile: str | None = None
     #: Folder for traces and engine logs; None keeps none.
     keep: Path | None = None
     #: Find each side's contract at the first divergence.
@@ -62,6 +63,7 @@ class RunSettings:
             self,
             phase=self.train_phase or self.phase,
             tensor_parallel=self.train_tensor_parallel or self.tensor_parallel,
+            profile=self.train_profile or self.profile,
         )
 
 

@@ -55,7 +55,10 @@ def _headline(verdict: Verdict) -> RenderableType:
 
 def _side(side: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in side["versions"].items())
-    return f"{side['engine']} ({versions}), TP {side['tensor_parallel']}, {side['dtype']}, {side['phase']}"
+    words = [f"{side['engine']} ({versions})", f"TP {side['tensor_parallel']}", side["dtype"], side["phase"]]
+    if profile := side["evidence"].get("profile"):
+        words.append(profile)
+    return ", ".join(words)
 
 
 def _mismatches(verdict: Verdict) -> RenderableType:
