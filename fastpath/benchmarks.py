@@ -180,6 +180,9 @@ def contests() -> Iterator[tuple[str, Callable[[], Contest]]]:
     if "hopper-k16" in current_target().units:
         for tokens in (64, 4096):
             yield f"Qwen3-8B/lm_head_logprob/hopper-k16/M={tokens}", partial(head_contest, tokens)
+    from fastpath import benchmark_kernels  # it imports what a contest is from here
+
+    yield from benchmark_kernels.contests()
 
 
 def run(only: str, rounds: int) -> list[dict[str, Any]]:
