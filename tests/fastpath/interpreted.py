@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from fastpath import autograd_products, primitives
+from fastpath.all_reduce import merge_ranks
 from fastpath.backend import UnsupportedError, current_target, record
 from fastpath.linear import linear
 from fastpath.lm_head import lm_head_logprob
@@ -20,6 +21,7 @@ from fastpath.processed_logits import processed_logits
 from fastpath.row_linear import row_linear_partial
 from fastpath.schedules import Schedule
 from reference.contract.profiles import profile
+from reference.operators.all_reduce import all_reduce as all_reduce_reference
 from reference.operators.linear import linear as linear_reference
 from reference.primitives import PRIMITIVES
 from reference.reductions.tree import pairs_tree
@@ -170,3 +172,11 @@ def test_linear_is_differentiable_under_compile() -> None:
         found.append((a.grad.numpy(), b.grad.numpy()))
     assert all(same_bits(eager, compiled) for eager, compiled in zip(*found, strict=True))
     np.testing.assert_allclose(found[0][0], np.ones((3, 16), np.float32) @ w.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_merge_of_ranks(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    parts = np.ldexp(rng.standard_normal((ranks, 3, 7)), rng.integers(-20, 20, (ranks, 3, 7))).astype(np.float32)
+    own = contract("all_reduce")
+    assert same_bits(merge_ranks(torch.from_numpy(parts), own).numpy(), all_reduce_reference(list(parts), own))
