@@ -51,6 +51,9 @@ class Inference:
     undecided: list[Undecided] = field(default_factory=list)
     rows: int = 0
     total_rows: int = 0
+    #: Outputs looked at in each row, and outputs there are: of a large matrix product some stand for all.
+    columns: int = 0
+    width: int = 0
     elements: int = 0
     matching: int = 0
     max_ulp: int = 0
@@ -86,6 +89,8 @@ class Inference:
             ],
             "rows": self.rows,
             "total_rows": self.total_rows,
+            "columns": self.columns,
+            "width": self.width,
             "elements": self.elements,
             "matching": self.matching,
             "max_ulp": self.max_ulp,

@@ -67,8 +67,10 @@ def infer(
     clock = Clock(budget)
     candidates = Candidates.of(question)
     preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
-    found = search(Trial(question, rows, preferred), candidates, clock, progress)
+    trial = Trial(question, rows, preferred)
+    found = search(trial, candidates, clock, progress)
     _fill(answer, question, candidates, found)
+    answer.columns, answer.width = trial.width, question.target.shape[1]
     if answer.fits:
         answer.decided, answer.undecided = _fields(question, candidates, found.fits, clock)
     answer.seconds = time.monotonic() - started

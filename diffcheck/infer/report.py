@@ -60,7 +60,7 @@ def _side(answer: Mapping[str, Any]) -> list[Text]:
     space = f"of {answer['space']:,} computations of {operator}" if answer["complete"] else f"of {operator}"
     lines = [
         Text(
-            f"{engine}: {contracts} all {answer['elements']:,} elements of {_rows(answer)} from its own inputs, "
+            f"{engine}: {contracts} all {answer['elements']:,} elements ({_rows(answer)}) from its own inputs, "
             f"{space}{known}.",
             style=_STYLE[answer["status"]],
         )
@@ -76,14 +76,17 @@ def _miss(answer: Mapping[str, Any]) -> list[Text]:
         Text(f"{answer['engine']}: {answer['reason']}", style="yellow"),
         Text(
             f"  the nearest contract is no match: {answer['matching']:,} of {answer['elements']:,} elements "
-            f"({share:.4g} %), worst {answer['max_ulp']:,} ulp, {answer['rows_failing']:,} of {_rows(answer)} fail"
+            f"({share:.4g} %), worst {answer['max_ulp']:,} ulp; "
+            f"it fails in {answer['rows_failing']:,} of {_rows(answer)}"
         ),
     ]
 
 
 def _rows(answer: Mapping[str, Any]) -> str:
     rows, total = answer["rows"], answer["total_rows"]
-    return f"{rows:,} rows" if rows == total else f"{rows:,} of {total:,} rows"
+    text = f"{rows:,} rows" if rows == total else f"{rows:,} of {total:,} rows"
+    some = answer["columns"] != answer["width"]
+    return f"{text}, {answer['columns']:,} of {answer['width']:,} columns" if some else text
 
 
 def _undecided(answer: Mapping[str, Any]) -> list[Text]:

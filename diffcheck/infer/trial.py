@@ -16,7 +16,7 @@ from reference.contract import Contract
 #: Elements computed at a time.
 _BLOCK_ELEMENTS = 1 << 22
 #: Multiply-adds that one try of a matrix product may cost; beyond, some of its columns stand for all.
-_PRODUCT_COST = 1 << 25
+_PRODUCT_COST = 1 << 24
 _FEW_COLUMNS = 64
 
 
@@ -74,6 +74,12 @@ class Trial:
     @property
     def sampled(self) -> Level:
         return self.levels[-2]
+
+    @property
+    def width(self) -> int:
+        """Outputs of a row that the last level looks at."""
+        columns = self.levels[-1].columns
+        return int(self.site.target.shape[1] if columns is None else columns.size)
 
     def score(self, contract: Contract, level: Level) -> Score | None:
         """Bits of ``contract`` against the side's; None where the contract is impossible for these shapes."""

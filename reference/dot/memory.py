@@ -12,7 +12,7 @@ import numpy as np
 from reference.checks import Float32Array
 
 #: Results above this many elements are not kept: time goes into elements there, not into steps.
-_LARGEST = 1 << 14
+_LARGEST = 1 << 15
 
 _memory: ContextVar[dict[bytes, Float32Array] | None] = ContextVar("remembered products", default=None)
 
