@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rlk-set-up
+# Only the tests of the HIP sources need it, so only they install it.
+CLANG := $(VENV)/.rlk-clang
 
-.PHONY: help setup localize test test-exhaustive lint format bench-localize bench-reference clean
+.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-reference clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -19,7 +21,11 @@ $(STAMP): requirements/engines-cpu.txt requirements/dev.txt pyproject.toml tools
 localize: $(STAMP) ## Name the first boundary at which real vLLM and real Megatron-core diverge
 	@$(BIN)/rlk-diff localize $(ARGS); code=$$?; [ $$code -eq 0 ] || [ $$code -eq 1 ] || exit $$code
 
-test: $(STAMP) ## Lint, types and the default tests
+$(CLANG): tools/install-clang.sh
+	@bash $<
+	@touch $@
+
+test: $(STAMP) $(CLANG) ## Lint, types and the default tests
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -m "not exhaustive" $(ARGS)
 
@@ -38,6 +44,12 @@ format: $(STAMP) ## Put the code into ruff's form
 
 bench-localize: $(STAMP) ## Time of localize, throughput of compare, cost of capture
 	$(BIN)/python -m diffcheck.benchmarks $(ARGS)
+
+conformance: $(STAMP) ## Kernels against the reference in bits: on this machine's GPU, or interpreted
+	$(BIN)/python -m fastpath.conformance $(ARGS)
+
+bench-fastpath: $(STAMP) ## Speed of the kernels on this machine's GPU, against named peers
+	$(BIN)/python -m fastpath.benchmarks $(ARGS)
 
 bench-reference: $(STAMP) ## Speed of the specification on one core, against named peers
 	$(BIN)/python -m reference.benchmarks $(ARGS)

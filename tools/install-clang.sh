@@ -19,6 +19,6 @@ if [ "$(id -u)" -ne 0 ]; then
   fi
   run=(sudo)
 fi
-"${run[@]}" apt-get update -q
-"${run[@]}" apt-get install -y -q --no-install-recommends clang-19 lld-19 ||
-  say "skipped: this release has no clang-19; tests of the HIP sources will say so"
+say "installing clang-19 and lld-19"
+{ "${run[@]}" apt-get update -q && "${run[@]}" apt-get install -y -q --no-install-recommends clang-19 lld-19; } >/dev/null ||
+  say "skipped: apt-get could not install clang-19; tests of the HIP sources will say so"
