@@ -290,14 +290,14 @@ class Tile:
 
 def schedule(step: int, rows: int, head_dim: int) -> Tile:
     """The tile for a sequence with ``rows`` query rows (tokens times heads that share a KV head)."""
+    if current_target().runtime == "hip":  # four waves can use the whole register file
+        if step != MATRIX or rows <= 16:
+            return Tile(16, 4, 1)
+        return Tile(64, 4, 1) if rows <= 64 or head_dim > 128 else Tile(128, 8, 1)
     if step != MATRIX:
-        return Tile(16, 4, 1)
-    target = current_target().runtime
-    stages = 2 if target == "cuda" else 1
+        return Tile(16, 8, 1)
     if rows <= 16:
-        return Tile(16, 4 if head_dim <= 128 else 8, stages)
+        return Tile(16, 4 if head_dim <= 128 else 8, 2)
     if head_dim > 128:
-        return Tile(32, 8, stages)
-    if rows <= 64:
-        return Tile(64, 4 if head_dim <= 64 else 8, stages)
-    return Tile(128, 8, 3 if target == "cuda" else 1)
+        return Tile(32, 8, 2)
+    return Tile(64, 4 if head_dim <= 64 else 8, 2) if rows <= 64 else Tile(128, 8, 3)

@@ -16,6 +16,7 @@ from fastpath.attention import (
     IMPLEMENTED,
     AttentionResult,
     Packed,
+    Tile,
     folded_scale,
     matrix_step,
     require_formats,
@@ -80,15 +81,20 @@ def attention_backward(
     operands = (q, kv.keys, kv.values, grad_output, result.maxima, result.sums, deltas, query_starts, kv.starts)
     factor = float(np.float32(1.0 / math.sqrt(head_dim) if scale is None else scale))
     numbers = (q.stride(0), folded_scale(scale, head_dim), factor)
-    tile = 16 if step != MATRIX else 64 if head_dim <= 64 else 32
+    tile = gradient_tile(step, head_dim)
     sizes |= {"GROUP": group, "KV_HEADS": kv_heads, "CAUSAL": contract.domain.mask == "causal"}
-    sizes |= {"STEP": step, "ROWS": tile, "options": {"num_warps": 4 if head_dim <= 64 else 8, "num_stages": _stages()}}
-    grid_q = (triton.cdiv(most_queries * group, tile), kv_heads, sequences)
+    sizes |= {"STEP": step, "ROWS": tile.rows, "options": {"num_warps": tile.warps, "num_stages": tile.stages}}
+    grid_q = (triton.cdiv(most_queries * group, tile.rows), kv_heads, sequences)
     launch(query_gradient_kernel, grid_q, *operands, grad_q, *numbers, **sizes)
     grid_k = (triton.cdiv(most_keys, 64), kv_heads, sequences)
     launch(key_gradient_kernel, grid_k, *operands, gradients.k, gradients.v, *numbers, **sizes)
     return gradients
 
 
-def _stages() -> int:
-    return 2 if current_target().runtime == "cuda" else 1
+def gradient_tile(step: int, head_dim: int) -> Tile:
+    """Query rows of a step, and how it is compiled; no field can change a bit."""
+    if current_target().runtime == "hip":
+        return Tile(16 if step != MATRIX or head_dim > 128 else 32, 4, 1)
+    if step != MATRIX or head_dim > 128:
+        return Tile(16, 8, 1)
+    return Tile(64, 4, 2) if head_dim <= 64 else Tile(32, 8, 2)
