@@ -7,6 +7,7 @@ per engine, whose object has the functions that the engine's adapter calls. See 
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -14,6 +15,8 @@ from diffcheck.capture.plan import EngineOptions
 from diffcheck.errors import EngineError, InputError
 
 GROUP = "rlk.strict"
+#: By it a strict path chooses its profile in an engine that nobody started through here.
+VARIABLE = "RLK_PROFILE"
 
 
 def strict_path(options: EngineOptions) -> Any | None:
@@ -24,6 +27,8 @@ def strict_path(options: EngineOptions) -> Any | None:
         EngineError: no strict path is installed for the engine, or not for its release.
     """
     if options.profile is None:
+        # A native run stays one, whatever the user's shell asks of plain vLLM.
+        os.environ.pop(VARIABLE, None)
         return None
     if options.device != "cpu":
         raise InputError(f"{options.engine}: strict profiles run on the CPU", "use --device cpu, or no --profile")

@@ -6,6 +6,7 @@ other too.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from diffcheck.capture.plan import EngineOptions
+from diffcheck.capture.strict import strict_path
 from diffcheck.trace.reader import Trace
 from integration.versions import Patch, UnknownVersionError, apply_patches, check_version
-from tests.integration.strict_cases import Live, batch, live, same
+from tests.integration.strict_cases import PROFILE, Live, batch, live, same
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engines
@@ -146,6 +149,14 @@ def test_without_a_profile_nothing_of_vllm_is_replaced() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_capture_without_a_profile_is_native_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from integration.vllm.state import PROFILE as VARIABLE
+
+    monkeypatch.setenv(VARIABLE, PROFILE)
+    assert strict_path(EngineOptions("vllm", Path("model"))) is None
+    assert VARIABLE not in os.environ
 
 
 def test_too_few_calls_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
