@@ -293,7 +293,9 @@ def schedule(step: int, rows: int, head_dim: int) -> Tile:
     if current_target().runtime == "hip":  # four waves can use the whole register file
         if step != MATRIX or rows <= 16:
             return Tile(16, 4, 1)
-        return Tile(64, 4, 1) if rows <= 64 or head_dim > 128 else Tile(128, 8, 1)
+        if head_dim > 128:
+            return Tile(32, 4, 1)
+        return Tile(64, 4, 1) if rows <= 64 else Tile(128, 8, 1)
     if step != MATRIX:
         return Tile(16, 8, 1)
     if rows <= 16:

@@ -22,7 +22,7 @@ from fastpath.attention import (
     require_formats,
     require_keys,
 )
-from fastpath.backend import current_target, launch, require_tensor
+from fastpath.backend import UnsupportedError, current_target, launch, require_tensor
 from reference.operators.attention import AttentionContract
 
 
@@ -92,8 +92,14 @@ def attention_backward(
 
 
 def gradient_tile(step: int, head_dim: int) -> Tile:
-    """Query rows of a step, and how it is compiled; no field can change a bit."""
+    """Query rows of a step, and how it is compiled; no field can change a bit.
+
+    Raises:
+        UnsupportedError: accumulators that the registers do not hold.
+    """
     if current_target().runtime == "hip":
+        if step != MATRIX and head_dim > 128:
+            raise UnsupportedError(f"head_dim: gradients of {head_dim} under fma32-seq do not fit gfx942's registers")
         return Tile(16 if step != MATRIX or head_dim > 128 else 32, 4, 1)
     if step != MATRIX or head_dim > 128:
         return Tile(16, 8, 1)

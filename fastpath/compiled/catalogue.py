@@ -131,4 +131,5 @@ def _attention_schedules(unit: str, name: str, head_dim: int) -> Iterator[Call]:
     yield call("packed", 4096, Packed(kv, kv, starts), save=True)
     packed, kept = Packed(kv, kv, starts), AttentionResult(q, *(empty(64, HEADS, dtype=torch.float32) for _ in "ml"))
     back = lambda: attention_backward(q, q, starts, 4096, packed, 4096, kept, of)  # noqa: E731
-    yield Call(f"{label}/backward", back, unit)
+    if unit != "fma32-seq" or head_dim <= 128:
+        yield Call(f"{label}/backward", back, unit)
