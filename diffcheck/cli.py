@@ -16,6 +16,7 @@ from rich.table import Table
 from diffcheck import contract_cli
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.errors import ExitCode, InputError, RlkError
+from diffcheck.faults.cli import faults
 from diffcheck.files import check_writable, write_text
 from diffcheck.infer.cli import infer
 from diffcheck.models import BUILT_IN
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(contract_cli.app, name="contract")
 app.command()(infer)
+app.command()(faults)
 #: Diagnostics and progress; results go to standard output.
 _errors = Console(stderr=True)
 _debug = False

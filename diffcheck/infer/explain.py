@@ -39,6 +39,7 @@ def infer(
     rows: int = ROWS,
     budget: float = BUDGET,
     prefer: IntArray | None = None,
+    probe: bool = True,
     progress: Progress = _silent,
 ) -> Inference:
     """Find every contract that gives ``boundary``'s bits from the trace's own inputs.
@@ -48,6 +49,7 @@ def infer(
         rows: rows sampled before the contracts that are left are confirmed on all.
         budget: seconds.
         prefer: row numbers of the boundary that tell most, e.g. those that differ between two sides.
+        probe: also generate, for each undecided field, an input that would decide it.
 
     Raises:
         InputError: no such boundary, or weights that are not the traced ones.
@@ -72,7 +74,7 @@ def infer(
     _fill(answer, question, candidates, found)
     answer.columns, answer.width = trial.width, question.target.shape[1]
     if answer.fits:
-        answer.decided, answer.undecided = _fields(question, candidates, found.fits, clock)
+        answer.decided, answer.undecided = _fields(question, candidates, found.fits, clock if probe else Clock(0))
     answer.seconds = time.monotonic() - started
     return answer
 
@@ -121,7 +123,7 @@ def _undecided(
     path: str, values: tuple[Value, ...], question: Site, fits: Sequence[Contract], clock: Clock
 ) -> Undecided:
     if clock.over:
-        return Undecided(path, values, "the same bits on all these rows; no time was left to look for an input")
+        return Undecided(path, values, "the same bits on all these rows")
     probe = decide(path, fits, question.arguments, question.model_dtype)
     if probe is not None:
         return Undecided(path, values, "the same bits on all these rows; a generated input tells them apart", probe)
@@ -137,6 +139,7 @@ def explain(
     *,
     rows: int = ROWS,
     budget: float = BUDGET,
+    probe: bool = True,
     progress: Progress = _silent,
 ) -> dict[str, Any]:
     """Fill ``verdict.contracts`` at its first divergence: both sides' answers and the fields in which they differ.
@@ -152,7 +155,7 @@ def explain(
         return verdict.contracts
     prefer = _differing_rows(first.boundary, left, right, first.rows)
     sides = [
-        infer(trace, first.boundary, model, rows=rows, budget=budget, prefer=prefer, progress=progress)
+        infer(trace, first.boundary, model, rows=rows, budget=budget, prefer=prefer, probe=probe, progress=progress)
         for trace in (left, right)
     ]
     verdict.contracts = {

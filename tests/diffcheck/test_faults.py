@@ -1,0 +1,56 @@
+"""Every fault of the library is named where it was injected; what is no fault is not blamed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diffcheck.errors import ExitCode
+from diffcheck.faults import CONTROLS, FAULTS, run_fault, scores
+from tests.diffcheck.test_cli import rlk
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("laboratory")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_named(name: str, folder: Path) -> None:
+    outcome = run_fault(FAULTS[name], folder)
+    assert outcome.found, outcome.wrong
+    assert outcome.verdict == FAULTS[name].verdict
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_the_control_stays_equal(name: str, folder: Path) -> None:
+    outcome = run_fault(CONTROLS[name], folder)
+    assert outcome.found and outcome.verdict == "equal" and outcome.report is not None
+    assert outcome.report.logprobs is not None and outcome.report.logprobs.mismatch_count == 0
+
+
+def test_a_wrong_expectation_fails(folder: Path) -> None:
+    """The library can fail: another boundary, another field, a fault that was not injected."""
+    fault = FAULTS["silu-rounded"]
+    assert not run_fault(replace(fault, where="layers.0.mlp.down_proj"), folder, explained=False).found
+    assert not run_fault(replace(fault, fields=("primitives.silu",)), folder).found
+    missed = run_fault(replace(fault, overrides=()), folder, explained=False)
+    assert not missed.found and missed.verdict == "equal"
+    steady = FAULTS["nondeterministic-loss"]
+    assert "agree" in run_fault(replace(steady, rerun=steady.overrides), folder).wrong[0]
+    blamed = replace(CONTROLS["other-page-size"], overrides=fault.overrides)
+    outcomes = [run_fault(blamed, folder), missed, run_fault(fault, folder, explained=False)]
+    assert scores(outcomes) == (0.5, 0.5)
+
+
+def test_the_command() -> None:
+    done = rlk("faults", "silu-rounded")
+    assert done.returncode == ExitCode.EQUAL, done.stderr
+    words = "rounds silu(gate) to bfloat16 before the multiply"
+    assert "Why: layers.0.mlp.act" in done.stdout and words in done.stdout and "ok" in done.stdout
+    done = rlk("faults", "--list")
+    assert done.returncode == ExitCode.EQUAL and "stale-prefix-cache" in done.stdout
+    for arguments in ([], ["no-such-fault"], ["silu-rounded", "--all"]):
+        assert rlk("faults", *arguments).returncode == ExitCode.USAGE
