@@ -85,7 +85,20 @@ def test_the_update_changed_something(told: dict[str, Any]) -> None:
         ("changed behind its back", "WeightSyncError: 1 live weights are not those that were sent, model.layers.1.mlp"),
         ("torn", "WeightSyncError: 1 live weights are not those that were sent, model.layers.2.mlp.up_proj.weight"),
         ("after a torn update", "an update that did not finish"),
+        ("in flight", "requests are in flight"),
     ],
 )
 def test_what_is_not_whole_is_refused_before_a_rollout(what: str, named: str, told: dict[str, Any]) -> None:
     assert named in told[what]
+
+
+def test_aborting_a_request_changes_no_bit_of_another(told: dict[str, Any]) -> None:
+    assert told["kept logprobs"] == expected_logprobs(told["kept"], new=False)
+
+
+def test_rollout_and_training_agree_after_every_step_in_one_process(told: dict[str, Any]) -> None:
+    """Real steps: the loss falls, the logprobs move, and the two engines stay equal in every bit."""
+    steps = [told[f"trained {i}"] for i in range(3)]
+    for step in steps:
+        assert len(step["rollout"]) == 8 and step["rollout"] == step["train"]
+    assert steps[0]["prompt"] < steps[1]["prompt"] < steps[2]["prompt"]

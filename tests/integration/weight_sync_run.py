@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from diffcheck.capture.adapter import open_adapter
+from diffcheck.capture.megatron_weights import to_hf
+from diffcheck.capture.plan import EngineOptions
 
 PROMPT = list(range(20, 61))
 GENERATE = 8
@@ -76,6 +81,57 @@ def main() -> None:
     sync.update(old.items(), 4)
     sync.require(4)
     tell("old again", rollout())
+    engine = llm.llm_engine
+    params = SamplingParams(temperature=0.0, max_tokens=GENERATE, logprobs=0, ignore_eos=True, detokenize=False)
+    for name, first in (("kept", 0), ("aborted", 3)):
+        engine.add_request(name, {"prompt_token_ids": PROMPT[first:]}, params)
+    for _ in range(3):
+        engine.step()
+    tell("in flight", refused(lambda: sync.update(new.items(), 5)))
+    engine.abort_request(["aborted"])
+    done = [output for _ in range(GENERATE) if engine.has_unfinished_requests() for output in engine.step()]
+    (answer,) = [output.outputs[0] for output in done if output.finished]
+    tell("kept", list(answer.token_ids))
+    tell("kept logprobs", [e[t].logprob for e, t in zip(answer.logprobs, answer.token_ids, strict=True)])
+    for step in range(3):
+        tell(f"trained {step}", train_and_compare(llm, sync, trainer(folder), rollout, 6 + step))
+
+
+_trainer: Any = None
+
+
+def trainer(folder: Path) -> Any:
+    """A strict Megatron model in vLLM's process."""
+    global _trainer
+    if _trainer is None:
+        options = EngineOptions("megatron", folder, profile="strict-v1/fma32-seq", max_length=96)
+        _trainer = open_adapter(options, lambda *_: None)
+    return _trainer
+
+
+def train_and_compare(llm: Any, sync: Any, adapter: Any, rollout: Callable[[], Any], version: int) -> dict[str, Any]:
+    """One optimizer step, a sync, a rollout, and Megatron's logprobs of what was rolled out."""
+    import torch
+
+    from integration.megatron import plugin
+
+    def logprobs(ids: list[int]) -> Any:
+        width = len(ids) - 1
+        mask = torch.ones(1, 1, width, width, dtype=torch.bool).triu(1)
+        logits = adapter.model(torch.tensor([ids[:-1]]), torch.arange(width)[None], mask)
+        return plugin.logprobs(adapter.model, logits, torch.tensor([ids[1:]]), vocabulary=adapter.config.vocab_size)[0]
+
+    adapter.model.zero_grad()
+    (-logprobs(PROMPT).mean()).backward()
+    with torch.no_grad():
+        for parameter in adapter.model.parameters():
+            parameter -= 0.5 * parameter.grad
+    weights = dict(to_hf(lambda name: [adapter.model.get_parameter(name).detach()], adapter.config))
+    sync.update(weights.items(), version)
+    sync.require(version)
+    drawn = rollout()
+    scored = logprobs(PROMPT + drawn["tokens"])[len(PROMPT) - 1 :].tolist()
+    return {"rollout": drawn["logprobs"], "train": scored, "prompt": float(logprobs(PROMPT).mean())}
 
 
 if __name__ == "__main__":
