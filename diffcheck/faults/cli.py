@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from diffcheck.errors import ExitCode, InputError
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.files import check_writable, write_text
 from diffcheck.report.progress import ProgressLine
 from diffcheck.report.terminal import print_verdict
+
+if TYPE_CHECKING:
+    from diffcheck.faults.laboratory import Outcome
 
 
 def faults(
@@ -57,14 +61,7 @@ def faults(
     precision, recall = scores(outcomes)
     if name is not None and outcomes[0].report is not None:
         print_verdict(outcomes[0].report, console)
-    table = Table("", "fault", "named", "by contract field", "seconds", box=box.SIMPLE_HEAD)
-    for o in outcomes:
-        mark = "[green]ok[/]" if o.found else "[red]wrong[/]"
-        said = o.named or o.verdict
-        table.add_row(mark, o.fault.name, said, ", ".join(o.fields), f"{o.seconds:.1f}")
-        for wrong in o.wrong:
-            table.add_row("", "", f"[red]{wrong}[/]", "", "")
-    console.print(table)
+    console.print(_results(outcomes))
     if name is None:
         count = f"{len(FAULTS)} faults, {len(CONTROLS)} negative controls"
         console.print(f"{count}: precision {precision:.3f}, recall {recall:.3f}")
@@ -74,8 +71,23 @@ def faults(
     raise typer.Exit(ExitCode.EQUAL if all(o.found for o in outcomes) else ExitCode.DIVERGED)
 
 
+def _results(outcomes: list[Outcome]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for heading in ("fault", "named first", "contract field"):
+        table.add_column(heading, overflow="fold")
+    for o in outcomes:
+        mark = Text("ok", style="green") if o.found else Text("wrong", style="red")
+        table.add_row(mark, Text(o.fault.name), Text(o.named or o.verdict), Text(", ".join(o.fields)))
+        for wrong in o.wrong:
+            table.add_row("", "", Text(wrong, style="red"), "")
+    return table
+
+
 def _catalogue() -> Table:
-    table = Table("fault", "what is wrong", "must be named", "reported in", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("fault", "what is wrong", "must be named", "reported in"):
+        table.add_column(heading, overflow="fold")
     for fault in (*FAULTS.values(), *CONTROLS.values()):
         table.add_row(fault.name, fault.cause, fault.where or "nothing: equal", fault.reports)
     return table
