@@ -15,6 +15,7 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import InputError
 from diffcheck.infer import explain
+from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
 from diffcheck.models import built_in_samples, resolve_model
 from diffcheck.overrides import Override, apply_overrides
@@ -214,7 +215,7 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         left, right = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
         verdict = localize(Trace(left), Trace(right), progress)
         timings.mark("compare")
-        if settings.infer and verdict.first_divergence:
+        if settings.infer and verdict.first_divergence and not withdraw(verdict, _unsteady(left, right)):
             model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
             explain(verdict, Trace(left), Trace(right), model.folder, progress=progress)
             timings.mark("infer")
@@ -265,9 +266,27 @@ def _capture_sides(
         result = sessions[side].capture(plan)
         traces[side] = result.trace
         timings.mark(f"run {sides[side]}" if rollout != train else f"run {sides[side]} ({side})")
+        if settings.infer:
+            shutil.rmtree(_again(out := result.trace), ignore_errors=True)
+            sessions[side].capture(replace(plan, out=_again(out), level="digest"))
+            timings.mark("run again")
         if side == "rollout":
             samples = result.samples
     return traces["rollout"], traces["train"]
+
+
+def _again(trace: Path) -> Path:
+    """Where the second run of a live side goes, which shows whether it repeats itself."""
+    return trace.with_name(f"{trace.name}.again")
+
+
+def _unsteady(left: Path, right: Path) -> dict[str, str]:
+    """Side -> how its second run differs from its first; empty where it does not. A given trace has no second run."""
+    sides = {"left": left, "right": right}
+    found = {s: unrepeated(Trace(t), Trace(_again(t))) for s, t in sides.items() if _again(t).is_dir()}
+    for trace in sides.values():
+        shutil.rmtree(_again(trace), ignore_errors=True)
+    return found
 
 
 def _log(settings: RunSettings, engine: str, side: str) -> Path | None:

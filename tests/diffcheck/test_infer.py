@@ -19,6 +19,7 @@ from diffcheck.infer import differences, explain, infer
 from diffcheck.infer.arguments import call
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.probes import probe_arguments
+from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.infer.search import Clock, search
 from diffcheck.infer.sites import UnknowableError, site
 from diffcheck.infer.trial import Trial, same_bits
@@ -291,6 +292,31 @@ def test_the_command(capture: Capture, model: Path, tmp_path: Path) -> None:
     assert refused.returncode == ExitCode.USAGE and "remedy:" in refused.stderr
 
 
+def test_a_side_that_does_not_repeat_itself_is_not_explained(capture: Capture) -> None:
+    """The left engine gives other bits in its second run, so that its divergence from the right one proves nothing."""
+    left, right = capture("strict-v1"), capture("megatron-0.16-local")
+    other = capture("strict-v1", interventions=(BitFlip("layers.0.mlp.act", 0, 3, 1),), level="digest")
+    verdict = localize(left, right)
+    assert not withdraw(verdict, {"left": unrepeated(left, left), "right": unrepeated(right, right)})
+    assert verdict.verdict == "diverged" and verdict.evidence["repeats"] == {"left": True, "right": True}
+    assert withdraw(verdict, {"left": unrepeated(left, other), "right": ""})
+    assert verdict.exit_code is ExitCode.INCONCLUSIVE and verdict.evidence["repeats"]["left"] is False
+    assert "reference does not repeat itself" in verdict.summary
+    assert "layers.0.mlp.act (sample 0, position 3)" in verdict.summary
+
+
+def test_localize_runs_live_sides_twice(model: Path, tmp_path: Path) -> None:
+    out, keep = tmp_path / "v.json", tmp_path / "traces"
+    sides = ["--rollout", "reference", "--train", "reference", "--model", str(model)]
+    change = ["--override", "layers.*.mlp.act: rounding.silu=bfloat16"]
+    done = rlk("localize", "--infer", *sides, *change, "--keep", str(keep), "--json", str(out))
+    assert done.returncode == ExitCode.DIVERGED, done.stderr
+    verdict = json.loads(out.read_text())
+    assert verdict["evidence"]["repeats"] == {"left": True, "right": True}
+    assert [d["field"] for d in verdict["contracts"]["differs_in"]] == ["rounding.silu"]
+    assert sorted(p.name for p in keep.iterdir() if p.is_dir()) == ["rollout-reference", "train-reference"]
+
+
 @pytest.mark.engines
 def test_real_engines_are_explained(tmp_path: Path) -> None:
     """vLLM rounds x/rms before the weight and normalises the unrounded sum; Megatron does neither."""
@@ -301,6 +327,7 @@ def test_real_engines_are_explained(tmp_path: Path) -> None:
     assert words in done.stdout.replace("\n", " ")
     verdict = json.loads(out.read_text())
     assert [d["field"] for d in verdict["contracts"]["differs_in"]] == ["rounding.normalised"]
+    assert verdict["evidence"]["repeats"] == {"left": True, "right": True}
     from diffcheck.models import resolve_model
 
     folder, _ = resolve_model("tiny-qwen3")
