@@ -109,9 +109,9 @@ def query_gradient_kernel(
 def key_gradient_kernel(
     q, k, v, grad_output, maxima, sums, deltas, query_starts, key_starts, grad_k, grad_v, q_stride, scale, factor,
     GROUP: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, CAUSAL: tl.constexpr,
-    STEP: tl.constexpr, ROWS: tl.constexpr,
+    STEP: tl.constexpr, ROWS: tl.constexpr, WANT_K: tl.constexpr, WANT_V: tl.constexpr,
 ):  # fmt: skip
-    """grad_k and grad_v of a block of keys: chains over the rows that see it, ascending."""
+    """grad_k and grad_v (or one of them) of a block of keys: chains over the rows that see it, ascending."""
     head, sequence = tl.program_id(1), tl.program_id(2)
     first_query = tl.load(query_starts + sequence)
     queries = tl.load(query_starts + sequence + 1) - first_query
@@ -136,8 +136,12 @@ def key_gradient_kernel(
             )  # fmt: skip
             seen = key[None, :] < end[:, None]
             p, ds = weights(tile, k_tile, dy, v_tile, maximum, inverse, delta, seen, scale, D, ROWS, STEP)
-            total_v = product(tl.trans(narrow(p, q.dtype.element_ty)), dy, total_v, ROWS, STEP)
-            total_k = product(tl.trans(narrow(ds, q.dtype.element_ty)), tile, total_k, ROWS, STEP)
+            if WANT_V:
+                total_v = product(tl.trans(narrow(p, q.dtype.element_ty)), dy, total_v, ROWS, STEP)
+            if WANT_K:
+                total_k = product(tl.trans(narrow(ds, q.dtype.element_ty)), tile, total_k, ROWS, STEP)
         inside = (key < keys)[:, None]
-        tl.store(grad_k + rows, narrow(total_k * factor, grad_k.dtype.element_ty), mask=inside)
-        tl.store(grad_v + rows, narrow(total_v, grad_v.dtype.element_ty), mask=inside)
+        if WANT_K:
+            tl.store(grad_k + rows, narrow(total_k * factor, grad_k.dtype.element_ty), mask=inside)
+        if WANT_V:
+            tl.store(grad_v + rows, narrow(total_v, grad_v.dtype.element_ty), mask=inside)

@@ -87,7 +87,10 @@ def attention_backward(
     grid_q = (triton.cdiv(most_queries * group, tile.rows), kv_heads, sequences)
     launch(query_gradient_kernel, grid_q, *operands, grad_q, *numbers, **sizes)
     grid_k = (triton.cdiv(most_keys, 64), kv_heads, sequences)
-    launch(key_gradient_kernel, grid_k, *operands, gradients.k, gradients.v, *numbers, **sizes)
+    # the registers hold both accumulators where the matrix unit takes narrow operands
+    for wanted in [(True, True)] if step == MATRIX else [(True, False), (False, True)]:
+        sizes |= {"WANT_K": wanted[0], "WANT_V": wanted[1]}
+        launch(key_gradient_kernel, grid_k, *operands, gradients.k, gradients.v, *numbers, **sizes)
     return gradients
 
 
