@@ -32,6 +32,8 @@ PATCHES = (
         make=_strict_sampler,
     ),
 )
+#: Chooses between vLLM's model runners. The strict sampler lives in the older one.
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _registered = False
 
 
@@ -41,12 +43,15 @@ def register() -> None:
     Raises:
         UnknownVersionError: a release of vLLM that is not known here.
         ValueError: ``RLK_PROFILE`` names no strict profile.
+        RuntimeError: the environment asks for a model runner that would sample natively.
     """
     global _registered
     profile = os.environ.get(PROFILE)
     if not profile or _registered:
         return
     found = _check(profile)
+    if os.environ.setdefault(RUNNER, "0") != "0":
+        raise RuntimeError(f"{RUNNER}={os.environ[RUNNER]}: that model runner has a sampler of its own; unset it")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from integration.vllm.layers import REPLACEMENTS

@@ -159,6 +159,13 @@ def test_a_capture_without_a_profile_is_native_whatever_the_environment_says(mon
     assert VARIABLE not in os.environ
 
 
+def test_a_runner_that_would_sample_natively_is_refused() -> None:
+    environment = {**os.environ, "RLK_PROFILE": PROFILE, "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    code = "from integration.vllm.plugin import register; register()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode and "that model runner has a sampler of its own" in done.stderr
+
+
 def test_too_few_calls_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
