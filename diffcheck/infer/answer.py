@@ -46,6 +46,8 @@ class Inference:
     profiles: list[str] = field(default_factory=list)
     #: Where nothing fits: the contract with the most matching elements.
     nearest: Contract | None = None
+    #: Its fields that were searched.
+    nearest_fields: dict[str, Value] = field(default_factory=dict)
     #: Fields on which the whole class agrees.
     decided: dict[str, Value] = field(default_factory=dict)
     undecided: list[Undecided] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Inference:
             "fits": len(self.fits),
             "contract_ids": [c.contract_id for c in self.fits[:_LISTED]],
             "contract": stands.as_dict() if stands is not None else None,
+            "nearest_fields": self.nearest_fields,
             "profiles": self.profiles,
             "decided": self.decided,
             "undecided": [

@@ -41,6 +41,12 @@ class Arguments:
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
 
+    @property
+    def norm_size(self) -> int:
+        """Elements that a norm's mean is taken over; 0 of other operators."""
+        sizes = {"rms_norm": self.rows["x"].shape[-1], "qk_norm": self.facts["head_dim"]} if "x" in self.rows else {}
+        return int(sizes.get(self.operator, 0))
+
     def take(self, rows: IntArray, columns: IntArray | None = None) -> Arguments:
         """The call for some rows, and for some outputs where outputs are independent (`COLUMN_OPERATORS`)."""
         weights = self.weights

@@ -72,6 +72,7 @@ def _side(answer: Mapping[str, Any]) -> list[Text]:
 
 def _miss(answer: Mapping[str, Any]) -> list[Text]:
     share = 100 * answer["matching"] / answer["elements"]
+    nearest = ", ".join(f"{path} = {value}" for path, value in answer["nearest_fields"].items())
     return [
         Text(f"{answer['engine']}: {answer['reason']}", style="yellow"),
         Text(
@@ -79,6 +80,7 @@ def _miss(answer: Mapping[str, Any]) -> list[Text]:
             f"({share:.4g} %), worst {answer['max_ulp']:,} ulp; "
             f"it fails in {answer['rows_failing']:,} of {_rows(answer)}"
         ),
+        Text(f"  it has {nearest}", style="dim"),
     ]
 
 

@@ -22,6 +22,8 @@ Progress = Callable[[str, int, int], None]
 #: Starting points and members of a class that a search field by field goes through.
 _STARTS = 3
 _MEMBERS = 256
+#: Seconds for that walk, so that time is left to look for deciding inputs.
+_WALK_SECONDS = 20.0
 #: Best misses that are looked at more closely, to name the nearest.
 _NEAREST = 8
 
@@ -49,6 +51,10 @@ class Clock:
     def __init__(self, budget: float) -> None:
         self._end = time.monotonic() + budget
         self.interrupted = False
+
+    def at_most(self, seconds: float) -> Clock:
+        """A clock that runs out with this one, or earlier."""
+        return Clock(min(seconds, self._end - time.monotonic()))
 
     @property
     def over(self) -> bool:
@@ -157,7 +163,7 @@ def _climb(trial: Trial, candidates: Candidates, clock: Clock, progress: Progres
             if reached is None or not reached.fits:
                 break
         else:
-            _walk_class(contract, trial, candidates, clock, partial(score, depth=last), found)
+            _walk_class(contract, trial, candidates, clock.at_most(_WALK_SECONDS), partial(score, depth=last), found)
             return
     found.stopped = "the space is too large to try every contract; the known profiles and their neighbours were tried"
 

@@ -189,6 +189,7 @@ def test_a_cause_outside_the_space_is_no_match(capture: Capture, model: Path) ->
     left, right = capture("strict-v1"), capture("strict-v1", interventions=(BitFlip(name, 1, 12, 5),))
     answer = infer(right, name, model)
     assert answer.status == "no_match" and not answer.fits and answer.nearest is not None and answer.complete
+    assert answer.nearest_fields["rounding.silu"] == "float32"
     assert (answer.elements - answer.matching, answer.rows_failing, answer.max_ulp) == (1, 1, 1)
     verdict = localize(left, right)
     assert explain(verdict, left, right, model)["differs_in"] == []
