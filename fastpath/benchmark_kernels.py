@@ -112,13 +112,13 @@ def _rope(tokens: int, copies: int) -> Row:
 
 def _swiglu(tokens: int, copies: int) -> Row:
     x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
-    return 6 * FEATURES, lambda i: swiglu(*x[i], contract), lambda i: functional.silu(x[i][0]) * x[i][1]
+    return 6 * FEATURES, lambda i: swiglu(x[i][0], x[i][1], contract), lambda i: functional.silu(x[i][0]) * x[i][1]
 
 
 def _swiglu_backward(tokens: int, copies: int) -> Row:
     x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
     dy = [_random(tokens, FEATURES) for _ in range(copies)]
-    return 10 * FEATURES, lambda i: swiglu_backward(dy[i], *x[i], contract), None
+    return 10 * FEATURES, lambda i: swiglu_backward(dy[i], x[i][0], x[i][1], contract), None
 
 
 def _residual_add(tokens: int, copies: int) -> Row:
@@ -131,7 +131,7 @@ def _kv_cache(tokens: int, copies: int) -> Row:
     keys, others = ([_random(tokens, KV_HEADS, HEAD_DIM) for _ in range(copies)] for _ in range(2))
     cache = [_random(tokens // 16 + 1, 16, KV_HEADS, HEAD_DIM) for _ in range(2)]
     slots, contract = torch.randperm(tokens, device="cuda"), _contract("kv_cache")
-    ours = lambda i: write_cache(keys[i], others[i], slots, *cache, contract)  # noqa: E731
+    ours = lambda i: write_cache(keys[i], others[i], slots, cache[0], cache[1], contract)  # noqa: E731
     return 8 * KV_HEADS * HEAD_DIM, ours, None
 
 
@@ -165,11 +165,12 @@ def _prefill_contest(name: str, unit: str, sequences: int, length: int, backend:
     q, k, v = (_random(tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     starts = torch.arange(sequences + 1, dtype=torch.int32, device="cuda") * length
     kv = Packed(k, v, starts)
-    theirs = [part.view(sequences, length, -1, HEAD_DIM).transpose(1, 2).contiguous() for part in (q, k, v)]
+    dense = (part.view(sequences, length, -1, HEAD_DIM).transpose(1, 2).contiguous() for part in (q, k, v))
+    query, keys, others = dense
 
     def peer(_: int) -> torch.Tensor:
         with sdpa_kernel(backend):
-            return functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+            return functional.scaled_dot_product_attention(query, keys, others, is_causal=True, enable_gqa=True)
 
     ours = lambda _: attention(q, starts, length, kv, contract)  # noqa: E731
     operations = 2.0 * sequences * length * length * HEADS * HEAD_DIM
@@ -185,14 +186,14 @@ def _decode_contest(name: str, unit: str, sequences: int, length: int) -> Contes
     table = torch.randperm(sequences * blocks, device="cuda").view(sequences, blocks).int()
     lengths = torch.full((sequences,), length, dtype=torch.int32, device="cuda")
     starts, q = torch.arange(sequences + 1, dtype=torch.int32, device="cuda"), _random(sequences, HEADS, HEAD_DIM)
-    pages = [Pages(*cache, table, lengths) for cache in caches]
+    pages = [Pages(cache[0], cache[1], table, lengths) for cache in caches]
     dense = [
         [part.view(sequences, length, KV_HEADS, HEAD_DIM).transpose(1, 2).contiguous() for part in c] for c in caches
     ]
     query = q[:, :, None]
 
     def peer(i: int) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(query, *dense[i], enable_gqa=True)
+        return functional.scaled_dot_product_attention(query, dense[i][0], dense[i][1], enable_gqa=True)
 
     ours = lambda i: attention(q, starts, 1, pages[i], contract)  # noqa: E731
     operations, least = 4.0 * sequences * length * HEADS * HEAD_DIM, 4.0 * sequences * length * KV_HEADS * HEAD_DIM
