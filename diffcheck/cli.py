@@ -231,9 +231,23 @@ def compare(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what is installed, what would run, what is missing and how to get it."""
+def doctor(
+    target: Annotated[
+        str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+) -> None:
+    """Say what is installed, what would run, what is missing and how to get it.
+
+    [bold]Examples[/bold]
+
+      rlk-diff doctor
+      rlk-diff doctor --target gfx942 --only rms_norm
+    """
     from diffcheck.doctor import examine
+
+    if target is not None:
+        raise typer.Exit(_examine_kernels(target, only))
 
     style = {"ok": "green", "warn": "yellow", "missing": "red"}
     table = Table("", "what", "found", "what to do", box=None)
@@ -243,6 +257,18 @@ def doctor() -> None:
     Console().print(table)
     if any(f.level == "missing" for f in findings):
         raise typer.Exit(ExitCode.USAGE)
+
+
+def _examine_kernels(target: str, only: str) -> ExitCode:
+    from diffcheck.doctor import kernel_reports
+
+    broken = 0
+    Console().print(f"{'call':<48} {'kernel':<28} registers  shared scratch occupancy", soft_wrap=True)
+    with ProgressLine(_errors) as progress:
+        for line, is_ok in kernel_reports(target, only, progress):
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+            broken += not is_ok
+    return ExitCode.DIVERGED if broken else ExitCode.EQUAL
 
 
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
+
+from diffcheck.capture.adapter import Progress
+from diffcheck.errors import InputError
 
 Level = Literal["ok", "warn", "missing"]
 _CPU_SET_UP = "run `make setup`, which installs requirements/engines-cpu.txt"
@@ -38,6 +42,26 @@ def examine() -> list[Finding]:
     findings.append(_devices())
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings
+
+
+def kernel_reports(target: str, only: str, progress: Progress) -> Iterator[tuple[str, bool]]:
+    """Compile the fast path's kernels for ``target`` without a GPU and check the code: (line, whether it passes).
+
+    Raises:
+        InputError: unknown target, nothing selected, or Triton is missing.
+    """
+    try:
+        from fastpath.backend import UnsupportedError
+        from fastpath.compiled.__main__ import line
+        from fastpath.compiled.check import examine as examine_code
+    except ImportError as error:
+        raise InputError(f"--target {target}: {error}", _CPU_SET_UP) from None
+    try:
+        for count, report in enumerate(examine_code(target, only)):
+            progress(f"compiling for {target}", count, 0)
+            yield line(report), not report.findings
+    except (UnsupportedError, ValueError) as error:
+        raise InputError(f"--target {target}: {error}", "targets: gfx942, sm_90; --only takes part of a name") from None
 
 
 def _has(distribution: str) -> bool:
