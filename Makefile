@@ -18,8 +18,8 @@ $(STAMP): requirements/engines-cpu.txt requirements/dev.txt pyproject.toml tools
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV)
 	@touch $@
 
-localize: $(STAMP) ## Name the first boundary at which real vLLM and real Megatron-core diverge
-	@$(BIN)/rlk-diff localize $(ARGS); code=$$?; [ $$code -eq 0 ] || [ $$code -eq 1 ] || exit $$code
+localize: $(STAMP) ## Name the first boundary at which real vLLM and real Megatron-core diverge, and why
+	@$(BIN)/rlk-diff localize --infer $(ARGS); code=$$?; [ $$code -eq 0 ] || [ $$code -eq 1 ] || exit $$code
 
 $(CLANG): tools/install-clang.sh
 	@bash $<
