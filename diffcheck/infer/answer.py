@@ -42,6 +42,8 @@ class Inference:
     reason: str = ""
     #: Every contract that fits, the likeliest first. The first stands for the class.
     fits: list[Contract] = field(default_factory=list)
+    #: Contracts that fit so far, where time ran out before they were confirmed on all rows.
+    pending: list[Contract] = field(default_factory=list)
     #: Names of profiles whose contract is in the class.
     profiles: list[str] = field(default_factory=list)
     #: Where nothing fits: the contract with the most matching elements.
@@ -81,6 +83,7 @@ class Inference:
             "status": self.status,
             "reason": self.reason,
             "fits": len(self.fits),
+            "pending": len(self.pending),
             "contract_ids": [c.contract_id for c in self.fits[:_LISTED]],
             "contract": stands.as_dict() if stands is not None else None,
             "nearest_fields": self.nearest_fields,
@@ -109,11 +112,12 @@ def differences(left: Inference, right: Inference) -> list[dict[str, Any]]:
     """The fields in which the two sides must differ, in words; empty unless both sides have a match.
 
     Of all pairs of contracts that fit, one a side, the pair that agrees in most fields is described: nothing is called
-    a difference that the data leave open. No difference means that one contract fits both sides.
+    a difference that the data leave open. No difference means that one contract fits both sides. Where a side's search
+    was not complete, it is what is known so far.
     """
     if not (left.fits and right.fits) or left.operator != right.operator:
         return []
-    a, b = closest(left.fits[:_PAIRED], right.fits[:_PAIRED])
+    a, b = closest([*left.fits, *left.pending][:_PAIRED], [*right.fits, *right.pending][:_PAIRED])
     names = (left.engine, right.engine) if left.engine != right.engine else ("the left side", "the right side")
     return [
         {"boundary": left.boundary, "field": d.path, "left": d.left, "right": d.right, "sentence": d.sentence}

@@ -74,13 +74,15 @@ def infer(
     _fill(answer, question, candidates, found)
     answer.columns, answer.width = trial.width, question.target.shape[1]
     if answer.fits:
-        answer.decided, answer.undecided = _fields(question, candidates, found.fits, clock if probe else Clock(0))
+        answer.decided, answer.undecided = _fields(
+            question, candidates, [*found.fits, *found.pending], clock if probe else Clock(0)
+        )
     answer.seconds = time.monotonic() - started
     return answer
 
 
 def _fill(answer: Inference, question: Site, candidates: Candidates, found: Found) -> None:
-    answer.fits, answer.nearest = found.fits, found.nearest
+    answer.fits, answer.pending, answer.nearest = found.fits, found.pending, found.nearest
     if found.nearest is not None:
         answer.nearest_fields = dict(zip(candidates.axes, candidates.values(found.nearest), strict=True))
     answer.rows, answer.total_rows = len(question.arguments), question.total_rows

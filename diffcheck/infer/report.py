@@ -42,7 +42,10 @@ def print_inference(answer: Mapping[str, Any], console: Console) -> None:
 def why(left: Mapping[str, Any], right: Mapping[str, Any], differs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The conclusion over both sides, one sentence a line."""
     if differs:
-        return [f"{d['sentence']}  ({d['field']})" for d in differs]
+        lines = [f"{d['sentence']}  ({d['field']})" for d in differs]
+        if not (left["complete"] and right["complete"]):
+            lines.append("Not every contract was tried: this is the smallest difference among those that were.")
+        return lines
     if left["status"] == right["status"] == "match":
         return ["One contract gives the bits of both sides: they differ here only because their inputs do."]
     unsure = [side["engine"] for side in (left, right) if side["status"] != "match"]
@@ -65,6 +68,8 @@ def _side(answer: Mapping[str, Any]) -> list[Text]:
             style=_STYLE[answer["status"]],
         )
     ]
+    if answer["pending"]:
+        lines.append(Text(f"  {answer['pending']:,} more fit the rows that they were tried on", style="yellow"))
     if answer["reason"]:
         lines.append(Text(f"  {answer['reason']}", style="yellow"))
     return lines

@@ -34,6 +34,8 @@ class Found:
 
     #: Every contract that reproduced all bits, the likeliest first.
     fits: list[Contract] = field(default_factory=list)
+    #: Contracts that reproduced all bits so far, when time ran out before they were confirmed on all rows.
+    pending: list[Contract] = field(default_factory=list)
     #: Where none did: the best one and how it did on the sampled rows.
     nearest: Contract | None = None
     score: Score = field(default_factory=lambda: Score(0, 0))
@@ -109,10 +111,12 @@ def _screen(
         what = f"{candidates.operator}: {count:,} contracts on {level.rows.size} of {len(trial.site.arguments)} rows"
         passed: list[Contract] = []
         with remember():
-            for done, contract in enumerate(alive):
+            remaining = iter(alive)
+            for done, contract in enumerate(remaining):
                 if clock.over:
                     # Only what was confirmed on all rows is called a fit.
-                    found.fits = passed if level is trial.levels[-1] else []
+                    if level is trial.levels[-1]:
+                        found.fits, found.pending = passed, [contract, *remaining]
                     return
                 progress(what, done, count)
                 score = trial.score(contract, level)

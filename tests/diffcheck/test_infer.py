@@ -253,6 +253,22 @@ def test_a_spent_budget_is_inconclusive_and_ctrl_c_too(capture: Capture, model: 
     assert answer.nearest is not None or not answer.matching
 
 
+def test_what_was_not_confirmed_in_time_decides_nothing(capture: Capture, model: Path) -> None:
+    """Ctrl-C while the last rows are looked at: fields on which only the confirmed contracts agree stay open."""
+    trace, name = capture("strict-v1"), "layers.0.self_attn.k_norm"
+    whole = infer(trace, name, model, probe=False)
+
+    def interrupt(what: str, done: int, _total: int) -> None:
+        if "31 of 31" in what and done == 1:
+            clock.interrupted = True
+
+    clock = Clock(300)
+    question = site(trace, name, weights_of(trace, model))
+    found = search(Trial(question, rows=8), Candidates.of(question), clock, interrupt)
+    assert len(found.fits) <= 2 and not found.complete and found.stopped == "it was interrupted"
+    assert set(whole.fits) <= {*found.fits, *found.pending}
+
+
 def test_a_generated_input_really_decides(capture: Capture, model: Path) -> None:
     trace = capture("strict-v1")
     answer = infer(trace, "layers.0.mlp.act", model)
