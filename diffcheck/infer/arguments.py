@@ -140,9 +140,15 @@ def _logsumexp(a: Arguments, contract: Any) -> Float32Array:
 
 
 def _logprob(a: Arguments, contract: Any) -> Float32Array:
-    """With an observed log-sum-exp; its maximum is exact in any order, and its sum is not asked for (see `sites`)."""
-    x, value = a.rows["x"], a.rows["lse"][:, 0]
-    lse = ops.LogsumexpResult(value, x.max(axis=1), np.full_like(value, np.nan))
+    """With the observed log-sum-exp, whose sum is not known; where none was observed, with the one that
+    ``facts["logsumexp"]``, a contract, gives.
+    """
+    x = a.rows["x"]
+    if "lse" in a.rows:
+        value = a.rows["lse"][:, 0]
+        lse = ops.LogsumexpResult(value, x.max(axis=1), np.full_like(value, np.nan))
+    else:
+        lse = ops.logsumexp(x, a.facts["logsumexp"])
     return ops.logprob(x, a.rows["target"], lse, contract)
 
 

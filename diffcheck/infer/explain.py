@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.trace.reader import Trace
 from diffcheck.verdict import Verdict
-from reference.contract import Contract, Value, fields, operator_name, space
+from reference.contract import Contract, Value, fields, operator_name, profile, profiles, space
 
 #: Rows sampled before all are looked at, and seconds per side.
 ROWS = 64
@@ -67,10 +68,8 @@ def infer(
         answer.reason = str(why)
         return answer
     clock = Clock(budget)
-    candidates = Candidates.of(question)
     preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
-    trial = Trial(question, rows, preferred)
-    found = search(trial, candidates, clock, progress)
+    question, trial, candidates, found = _search(question, rows, preferred, clock, progress)
     _fill(answer, question, candidates, found)
     answer.columns, answer.width = trial.width, question.target.shape[1]
     if answer.fits:
@@ -79,6 +78,41 @@ def infer(
         )
     answer.seconds = time.monotonic() - started
     return answer
+
+
+def _search(
+    question: Site, rows: int, preferred: IntArray | None, clock: Clock, progress: Progress
+) -> tuple[Site, Trial, Candidates, Found]:
+    """The search; a log-probability without an observed log-sum-exp is tried with that of every known profile."""
+    best: tuple[Site, Trial, Candidates, Found] | None = None
+    for name, asked in _with_logsumexp(question):
+        candidates, trial = Candidates.of(asked), Trial(asked, rows, preferred)
+        found = search(trial, candidates, clock, progress)
+        if name:
+            found.complete = False
+            found.stopped = (
+                f"the log-sum-exp inside was not observed: it is taken as in {name}, the best of the profiles"
+            )
+        if best is None or (bool(found.fits), found.score.share) > (bool(best[3].fits), best[3].score.share):
+            best = (asked, trial, candidates, found)
+        if best[3].fits:
+            break
+    assert best is not None
+    return best
+
+
+def _with_logsumexp(question: Site) -> list[tuple[str, Site]]:
+    """(profile, question with its log-sum-exp), or the question itself where it needs none."""
+    arguments = question.arguments
+    if arguments.operator != "logprob" or "lse" in arguments.rows:
+        return [("", question)]
+    contracts: dict[Contract, str] = {}
+    for name in profiles.names():
+        contracts.setdefault(profile(name).contract("logsumexp", question.model_dtype), name)
+    return [
+        (name, replace(question, arguments=replace(arguments, facts={**arguments.facts, "logsumexp": contract})))
+        for contract, name in contracts.items()
+    ]
 
 
 def _fill(answer: Inference, question: Site, candidates: Candidates, found: Found) -> None:

@@ -174,7 +174,7 @@ def _inputs(reader: _Reader, node: Boundary, operator: str) -> tuple[dict[str, s
             return {"residual": node.inputs[0], "x": node.inputs[1]}, {}
         case "attention":
             return {"x": node.inputs[0], "keys": node.inputs[1], "values": node.inputs[2]}, {}
-        case "logprob":
+        case "logprob" if reader.observed(node.inputs[1]):
             return {"x": node.inputs[0], "lse": node.inputs[1]}, {}
         case "embedding":
             return {}, {}
@@ -344,7 +344,7 @@ def _hidden(a: Arguments, dtype: str) -> dict[str, str]:
             return {"rounding.logits": "the logits are values of the narrow format already"}
         case "kv_cache":
             return {"primitives.scale": "the cache has no scale"}
-        case "logprob":
+        case "logprob" if "lse" in a.rows:
             return {
                 "order.formula": "only the log-sum-exp was observed, not the sum inside it",
                 "primitives.exp": "no exponential is taken after the log-sum-exp",

@@ -215,6 +215,19 @@ def test_missing_observations_are_named(capture: Capture, model: Path) -> None:
         site(capture("strict-v1", layers=(1, 2)), "layers.0.mlp.act", weights_of(sampled, model))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_unobserved_log_sum_exp_is_taken_from_the_profiles(engine: str, capture: Capture, model: Path) -> None:
+    """Engines fuse it into the log-softmax: then the profiles' own are tried, and the answer says which was taken."""
+    trace = Trace(capture(engine, phase="decode").folder)
+    del trace.header.boundaries["logsumexp"]
+    answer = infer(trace, "logprobs", model)
+    assert answer.status == "match" and not answer.complete
+    assert answer.matching == answer.elements == 15
+    assert "was not observed: it is taken as in" in answer.reason
+    formula = "x - lse" if engine.startswith("strict") else "(x - max) - log(sum)"
+    assert answer.decided.get("order.formula", formula) == formula
+
+
 def test_other_weights_are_refused(capture: Capture, tmp_path: Path) -> None:
     make_random_model(tmp_path, **SHAPE, rms_norm_eps=1e-5)
     trace = capture("strict-v1")
