@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from integration.arrays import to_array, to_tensor
+from integration.arrays import dtype_name, to_array, to_tensor
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
@@ -39,8 +39,6 @@ class StrictOperators:
     """
 
     def __init__(self, profile: str, dtype: Any) -> None:
-        from integration.arrays import dtype_name
-
         self.profile = find_profile(profile)
         if self.profile.name not in STRICT:
             raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")

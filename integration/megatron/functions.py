@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
+from integration.arrays import to_array
 from integration.operators import StrictOperators, weight_array
 from reference.operators.kv_cache import DenseKeyValues
 
@@ -176,10 +178,6 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, own: StrictOperators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        import numpy as np
-
-        from integration.arrays import to_array
-
         ctx.save_for_backward(q, k, v)
         positions = np.arange(q.shape[0])
         rows = [
@@ -243,10 +241,6 @@ class LogProb(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, own: StrictOperators, logits: Tensor, targets: Tensor, see: Any) -> Tensor:
-        import numpy as np
-
-        from integration.arrays import to_array
-
         lse = own.logsumexp(logits)
         value = see(torch.from_numpy(lse.value)[:, None])
         lse = lse._replace(value=np.ascontiguousarray(to_array(value)[:, 0]))

@@ -12,6 +12,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from integration.arrays import to_array
 from integration.operators import StrictOperators
+from integration.vllm.state import current
 from reference.operators.logsumexp import LogsumexpResult
 
 Tensor = Any
@@ -71,8 +72,6 @@ class StrictSampler(Sampler):  # type: ignore[misc]
         super().__init__(logprobs_mode, use_fp64_gumbel)
         if use_fp64_gumbel:
             raise TypeError("draws in float64 have no strict path")
-        from integration.vllm.state import current
-
         self._get = current
         self.topk_topp_sampler = StrictTopKTopPSampler(
             logprobs_mode, self._get, lambda logits: self.compute_logprobs(logits)
