@@ -6,7 +6,7 @@ STAMP := $(VENV)/.rlk-set-up
 # Only the tests of the HIP sources need it, so only they install it.
 CLANG := $(VENV)/.rlk-clang
 
-.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-reference clean
+.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -50,6 +50,12 @@ conformance: $(STAMP) ## Kernels against the reference in bits: on this machine'
 
 bench-fastpath: $(STAMP) ## Speed of the kernels on this machine's GPU, against named peers
 	$(BIN)/python -m fastpath.benchmarks $(ARGS)
+
+bench-strict: $(STAMP) ## Time of the strict path in vLLM and Megatron-core, against the native one
+	$(BIN)/python -m integration.benchmarks $(ARGS)
+
+bench-faults: $(STAMP) ## Every fault of the library injected and named, every control left equal
+	$(BIN)/rlk-diff faults --all --json diffcheck/results/faults.json $(ARGS)
 
 bench-reference: $(STAMP) ## Speed of the specification on one core, against named peers
 	$(BIN)/python -m reference.benchmarks $(ARGS)
