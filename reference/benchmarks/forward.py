@@ -1,4 +1,4 @@
-"""Speed and memory of the reference forward: ``python -m reference.benchmarks_model``, one core.
+"""Speed and memory of the reference forward, one core: suite ``model`` of ``python -m reference.benchmarks``.
 
 Times are processor seconds of one thread, the best of a few runs: other work on the machine disturbs them little.
 Weights are random: no time depends on values, except that operands whose products underflow take a slower path.
@@ -106,15 +106,3 @@ def random_weights(config: ModelConfig) -> dict[str, Float32Array]:
 def peak_memory() -> float:
     """Peak resident memory of this process, GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def main() -> None:
-    """Print a table."""
-    for m in measurements():
-        target = "" if m.target is None else f"   target {m.target:g}"
-        print(f"{m.what:<46} {m.seconds:8.3f} s{target}", flush=True)
-    print(f"{'peak memory, weights included':<46} {peak_memory():8.2f} GiB   target 2")
-
-
-if __name__ == "__main__":
-    main()
