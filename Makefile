@@ -43,7 +43,7 @@ format: $(STAMP) ## Put the code into ruff's form
 	$(BIN)/ruff format .
 
 bench-localize: $(STAMP) ## Time of localize, throughput of compare, cost of capture
-	$(BIN)/python -m diffcheck.benchmarks $(ARGS)
+	$(BIN)/python -m diffcheck.benchmarks run $(ARGS)
 
 conformance: $(STAMP) ## Kernels against the reference in bits: on this machine's GPU, or interpreted
 	$(BIN)/python -m fastpath.conformance $(ARGS)

@@ -167,7 +167,7 @@ def run(
     repeats: Annotated[int, typer.Option(help="Forwards timed of each kind.")] = 7,
 ) -> None:
     """Measure and print everything."""
-    figures: dict[str, Any] = {"command": "python -m diffcheck.benchmarks run", "machine": machine()}
+    figures: dict[str, Any] = {"command": "make bench-localize", "machine": machine()}
     figures["compare_equal"] = bench_compare(gib, equal=True)
     _console.print(figures["compare_equal"])
     figures["compare_differing"] = bench_compare(gib, equal=False)
