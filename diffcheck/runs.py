@@ -115,13 +115,13 @@ def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> li
     Raises:
         InputError: see `load_samples` and `check_samples`.
     """
+    generated = engine in GENERATING and settings.phase == "decode"
     if settings.samples is not None:
         samples = load_samples(settings.samples)
     else:
         samples = built_in_samples(model.name, model.folder, model.config)
-        if engine in GENERATING and settings.phase == "decode":
+        if generated:
             samples = [replace(s, response_token_ids=()) for s in samples]
-    generated = engine in GENERATING and settings.phase == "decode"
     check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=not generated)
     return samples
 
@@ -215,7 +215,7 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         left, right = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
         verdict = localize(Trace(left), Trace(right), progress)
         timings.mark("compare")
-        if settings.infer and verdict.first_divergence and not withdraw(verdict, _unsteady(left, right)):
+        if settings.infer and verdict.first_divergence and not withdraw(verdict, _unsteady(left, right, folder)):
             model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
             explain(verdict, Trace(left), Trace(right), model.folder, progress=progress)
             timings.mark("infer")
@@ -280,11 +280,15 @@ def _again(trace: Path) -> Path:
     return trace.with_name(f"{trace.name}.again")
 
 
-def _unsteady(left: Path, right: Path) -> dict[str, str]:
-    """Side -> how its second run differs from its first; empty where it does not. A given trace has no second run."""
-    sides = {"left": left, "right": right}
-    found = {s: unrepeated(Trace(t), Trace(_again(t))) for s, t in sides.items() if _again(t).is_dir()}
-    for trace in sides.values():
+def _unsteady(left: Path, right: Path, folder: Path) -> dict[str, str]:
+    """Side -> how its second run differs from its first; empty where it does not.
+
+    Only sides captured into this run's ``folder`` have a second run. What lies beside a trace that the user gave is
+    theirs.
+    """
+    live = {side: trace for side, trace in (("left", left), ("right", right)) if trace.parent == folder}
+    found = {side: unrepeated(Trace(trace), Trace(_again(trace))) for side, trace in live.items()}
+    for trace in live.values():
         shutil.rmtree(_again(trace), ignore_errors=True)
     return found
 

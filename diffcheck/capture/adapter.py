@@ -24,12 +24,12 @@ from diffcheck.trace.writer import TraceWriter
 #: ``progress(what, done, total)``.
 Progress = Callable[[str, int, int], None]
 
-#: Engine name -> (module with a class ``Adapter``, the roles it can play).
-ENGINES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "vllm": ("diffcheck.capture.vllm", ("rollout", "train")),
-    "megatron": ("diffcheck.capture.megatron", ("rollout", "train")),
-    "transformers": ("diffcheck.capture.transformers", ("rollout", "train")),
-    "reference": ("diffcheck.capture.reference", ("rollout", "train")),
+#: Engine name -> module with a class ``Adapter``.
+ENGINES = {
+    "vllm": "diffcheck.capture.vllm",
+    "megatron": "diffcheck.capture.megatron",
+    "transformers": "diffcheck.capture.transformers",
+    "reference": "diffcheck.capture.reference",
 }
 #: Engines that can generate a response themselves; the others score given ones.
 GENERATING = ("vllm", "transformers")
@@ -83,7 +83,7 @@ def open_adapter(options: EngineOptions, progress: Progress) -> Adapter:
     """
     if options.engine not in ENGINES:
         raise InputError(f"engine {options.engine!r} is unknown", f"known engines: {', '.join(ENGINES)}")
-    module = importlib.import_module(ENGINES[options.engine][0])
+    module = importlib.import_module(ENGINES[options.engine])
     adapter: Adapter = module.Adapter(options, progress)
     return adapter
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,15 +139,3 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, read in blocks."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_trace(folder: Path, header: Header, values: Mapping[str, tuple[UIntArray, str]]) -> None:
-    """Write a whole trace held in memory (tests and tools)."""
-    writer = TraceWriter(folder, header.level)
-    try:
-        for name, (bits, dtype) in values.items():
-            writer.put(name, bits, dtype)
-        writer.finish(header)
-    except BaseException:
-        writer.abort()
-        raise
