@@ -14,7 +14,7 @@ help: ## This list
 
 setup: $(STAMP) ## The environment: both engines on the CPU, linters, test oracles (about 2 minutes, 4 GB)
 
-$(STAMP): requirements/engines-cpu.txt requirements/dev.txt pyproject.toml tools/setup.sh
+$(STAMP): requirements/engines-cpu.txt requirements/report.txt requirements/dev.txt pyproject.toml tools/setup.sh
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV)
 	@touch $@
 

@@ -24,8 +24,8 @@ say "2/4 both engines on one CPU torch (about 3.5 GB; pip shows each package)"
   fail "pip failed; run it again, or with PIP_EXTRA_INDEX_URL set to an index that has the CPU build of torch"
 "${pip[@]}" uninstall -qy torchvision torchaudio torchcodec 2>/dev/null || true
 
-say "3/4 linters, tests and rlk itself"
-"${pip[@]}" install -q --progress-bar off --no-deps -r requirements/dev.txt
+say "3/4 figures, linters, tests and rlk itself"
+"${pip[@]}" install -q --progress-bar off --no-deps -r requirements/report.txt -r requirements/dev.txt
 "${pip[@]}" install -q --progress-bar off --no-deps --no-build-isolation -e .
 
 say "4/4 checking that both engines import"
