@@ -93,6 +93,15 @@ def test_blocks_chunks_and_preemption_change_no_bit(crowded: Live, reference_tie
     same(trace, reference_tied.trace())
 
 
+def test_a_request_computed_again_from_its_first_token_has_the_same_bits(reference_tied: Live, tmp_path: Path) -> None:
+    """Without a prefix cache, what preemption threw away is computed anew: the response's tokens as a prompt's."""
+    with live("vllm", tmp_path, extra={**CROWDED, "enable_prefix_caching": False}, **TIED) as engine:
+        trace = engine.trace()
+    facts = trace.header.evidence["scheduler"]
+    assert facts["preemptions"] > 0 and facts["recomputed_tokens"] > 0 and facts["prefix_cached_tokens"] == 0
+    same(trace, reference_tied.trace())
+
+
 def test_a_prefix_cache_hit_changes_no_bit(crowded: Live, reference_tied: Live) -> None:
     """Rows that the cache spares are all that is not seen; keys and values of those rows are."""
     samples = batch()[2:3] + batch()[7:8]
