@@ -35,3 +35,7 @@ class TraceError(RlkError):
 
 class EngineError(RlkError):
     """An engine could not start, ran out of memory, or failed in the middle."""
+
+
+class EngineDiedError(EngineError):
+    """The process of an engine is gone: it was killed, or it ended itself. A new one may do what this one did not."""

@@ -1,4 +1,4 @@
-"""A live engine in another process, as seen from here: start it, send plans, get results, and always end it."""
+"""A live engine in another process, as seen from here: start it, send requests, get results, and always end it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tempfile
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from diffcheck.capture.adapter import CaptureResult, Progress
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.errors import EngineError, ExitCode, RlkError
+from diffcheck.errors import EngineDiedError, EngineError, ExitCode, RlkError
 from diffcheck.trace.writer import remove_staging
 
 #: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
@@ -38,29 +38,25 @@ _ENVIRONMENT = {
 }
 
 
-class EngineSession:
-    """Context manager around the worker processes of one engine.
+class Workers:
+    """Context manager around worker processes, one a rank, that answer one request at a time.
 
     Args:
-        log: file for everything the engine prints; a temporary one by default.
-
-    Raises:
-        EngineError: the engine could not start, ran out of memory, or died.
+        name: of what they run, for messages.
+        module: run with ``python -m``; see `diffcheck.capture.worker.serve`.
+        ranks: processes; all get every request, and the first one answers.
+        log: file for everything they print; a temporary one by default.
     """
 
-    def __init__(self, options: EngineOptions, progress: Progress, log: Path | None = None) -> None:
-        self.options = options
+    def __init__(self, name: str, module: str, ranks: int, progress: Progress, log: Path | None = None) -> None:
+        self.name = name
+        self._module = module
         self._progress = progress
-        self.log = log or Path(tempfile.mkstemp(prefix=f"rlk-{options.engine}-", suffix=".log")[1])
+        self.log = log or Path(tempfile.mkstemp(prefix=f"rlk-{name}-", suffix=".log")[1])
         self._processes: list[subprocess.Popen[str]] = []
         self._replies: list[_Lines] = []
         self._pending: deque[str] = deque()
-        self._opened = False
         self._requests = 0
-        #: Trace of the request in progress: an engine that is killed cannot clean up itself.
-        self._writing: Path | None = None
-        # Megatron's ranks are processes of ours; the other engines spawn their own.
-        ranks = options.tensor_parallel if options.engine == "megatron" else 1
         port = os.environ.get("MASTER_PORT") or str(_free_port())
         try:
             for rank in range(ranks):
@@ -68,7 +64,11 @@ class EngineSession:
         except BaseException:
             self.close()
             raise
-        self._send({"open": options.to_json()})
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids in rank order."""
+        return [process.pid for process in self._processes]
 
     def _start(self, rank: int, ranks: int, port: str) -> None:
         read, write = os.pipe()
@@ -83,7 +83,7 @@ class EngineSession:
         }
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "diffcheck.capture.worker"],
+                [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -97,26 +97,12 @@ class EngineSession:
         self._processes.append(process)
         self._replies.append(_Lines(read))
 
-    def wait_ready(self) -> None:
-        """Block until the engine is up. `capture` does it too; calling it earlier overlaps start-ups."""
-        if not self._opened:
-            self._receive()
-            self._opened = True
-
-    def capture(self, plan: CapturePlan) -> CaptureResult:
-        """Run one plan.
+    def send(self, request: dict[str, Any]) -> None:
+        """Pass a request on to every rank.
 
         Raises:
-            RlkError: as the adapter raised it, with its remedy and exit code.
+            EngineDiedError: a worker is gone.
         """
-        self.wait_ready()
-        self._writing = plan.out
-        self._send({"capture": plan.to_json()})
-        result = CaptureResult.from_json(self._receive())
-        self._writing = None
-        return result
-
-    def _send(self, request: dict[str, Any]) -> None:
         self._requests += 1
         for process in self._processes:
             assert process.stdin is not None
@@ -126,7 +112,13 @@ class EngineSession:
             except (BrokenPipeError, ValueError):
                 raise self._died() from None
 
-    def _receive(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
+        """The answer to the last request.
+
+        Raises:
+            RlkError: as the worker raised it, with its remedy and exit code.
+            EngineDiedError: a worker is gone.
+        """
         while True:
             message = json.loads(self._next_line())
             if message["request"] != self._requests:
@@ -153,14 +145,12 @@ class EngineSession:
         return self._pending.popleft()
 
     def _error(self, error: dict[str, Any]) -> RlkError:
-        exception = EngineError(
-            f"{self.options.engine}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"])
-        )
+        exception = EngineError(f"{self.name}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"]))
         exception.add_note(error["trace"])
         exception.add_note(f"engine log: {self.log}")
         return exception
 
-    def _died(self) -> EngineError:
+    def _died(self) -> EngineDiedError:
         codes = [process.poll() for process in self._processes]
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,15 +163,15 @@ class EngineSession:
         else:
             code = next((c for c in codes if c), 0)
             cause, remedy = f"ended unexpectedly (exit code {code})", f"read its log: {self.log}"
-        error = EngineError(f"{self.options.engine} {cause}", remedy)
+        error = EngineDiedError(f"{self.name} {cause}", remedy)
         error.add_note(_tail(self.log))
         return error
 
     def close(self, *, hurry: bool = False) -> None:
-        """End the engine: politely first, then by force, its children included.
+        """End them: politely first, then by force, their children included.
 
         Args:
-            hurry: do not wait for the request in progress; it is told to stop, and what it was writing is removed.
+            hurry: do not wait for the request in progress; it is told to stop.
         """
         for process in self._processes:
             if process.stdin is not None:
@@ -198,16 +188,57 @@ class EngineSession:
         for stream in self._replies:
             stream.close()
         self._processes, self._replies = [], []
-        if self._writing is not None:
-            remove_staging(self._writing)
 
-    def __enter__(self) -> EngineSession:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(hurry=kind is not None)
+
+
+class EngineSession(Workers):
+    """One engine that captures traces.
+
+    Raises:
+        EngineError: the engine could not start, ran out of memory, or died.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress, log: Path | None = None) -> None:
+        self.options = options
+        self._opened = False
+        #: Trace of the request in progress: an engine that is killed cannot clean up itself.
+        self._writing: Path | None = None
+        # Megatron's ranks are processes of ours; the other engines spawn their own.
+        ranks = options.tensor_parallel if options.engine == "megatron" else 1
+        super().__init__(options.engine, "diffcheck.capture.worker", ranks, progress, log)
+        self.send({"open": options.to_json()})
+
+    def wait_ready(self) -> None:
+        """Block until the engine is up. `capture` does it too; calling it earlier overlaps start-ups."""
+        if not self._opened:
+            self.receive()
+            self._opened = True
+
+    def capture(self, plan: CapturePlan) -> CaptureResult:
+        """Run one plan.
+
+        Raises:
+            RlkError: as the adapter raised it, with its remedy and exit code.
+        """
+        self.wait_ready()
+        self._writing = plan.out
+        self.send({"capture": plan.to_json()})
+        result = CaptureResult.from_json(self.receive())
+        self._writing = None
+        return result
+
+    def close(self, *, hurry: bool = False) -> None:
+        """End the engine; what it was writing is removed."""
+        super().close(hurry=hurry)
+        if self._writing is not None:
+            remove_staging(self._writing)
 
 
 class _Lines:

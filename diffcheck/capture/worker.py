@@ -7,17 +7,22 @@ and its chatter goes to a log file. Started by `diffcheck.capture.session`; the 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
 
-from diffcheck.capture.adapter import Adapter, open_adapter
+from diffcheck.capture.adapter import Progress, open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.errors import EngineError, RlkError
+
+#: Option of prctl(2): the signal that this process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 
 class _Replies:
@@ -37,37 +42,78 @@ class _Replies:
         self.send({"progress": [what, done, total]})
 
 
-def main() -> None:
-    """Serve requests ``{"open": options}``, ``{"capture": plan}`` until end of input."""
+class Served(Protocol):
+    """What answers requests, once it is open."""
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def serve(open_served: Callable[[Any, Progress], Served]) -> None:
+    """Answer requests until end of input: first ``{"open": options}``, then whatever `Served.handle` knows.
+
+    Args:
+        open_served: makes the server from the options and a way to tell progress.
+    """
     # The parent's way to interrupt: unwinds through every writer, which then leaves nothing half-written.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     replies = _Replies()
-    adapter: Adapter | None = None
+    served: Served | None = None
     try:
         for line in sys.stdin:
             request = json.loads(line)
             replies.request += 1
             try:
                 if "open" in request:
-                    adapter = open_adapter(EngineOptions.from_json(request["open"]), replies.progress)
+                    served = open_served(request["open"], replies.progress)
                     replies.send({"result": {}})
-                elif adapter is None:
+                elif served is None:
                     raise EngineError("the engine was not opened")
                 else:
-                    plan = CapturePlan.from_json(request["capture"])
-                    replies.send({"result": adapter.capture(plan, replies.progress).to_json()})
+                    replies.send({"result": served.handle(request)})
             except Exception as error:
                 replies.send({"error": _describe(error)})
-                if adapter is None or not isinstance(error, RlkError):
+                if served is None or not isinstance(error, RlkError):
                     # The engine's state is unknown after a foreign exception: end, rather than answer wrongly later.
                     break
     except (KeyboardInterrupt, BrokenPipeError):
         pass
     finally:
-        if adapter is not None:
+        if served is not None:
             # The process ends here. vLLM collects garbage three times on its way out: spare it the search.
             gc.freeze()
-            adapter.close()
+            served.close()
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when its parent is gone: end of input is noticed only between two requests."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+class _Captures:
+    """An adapter behind requests ``{"capture": plan}``."""
+
+    def __init__(self, options: Any, progress: Progress) -> None:
+        self._progress = progress
+        self._adapter = open_adapter(EngineOptions.from_json(options), progress)
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._adapter.capture(CapturePlan.from_json(request["capture"]), self._progress).to_json()
+
+    def close(self) -> None:
+        self._adapter.close()
+
+
+def end() -> NoReturn:
+    """End the process. Unloading an engine's libraries takes seconds and frees nothing that its end does not."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _describe(error: Exception) -> dict[str, Any]:
@@ -94,8 +140,5 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
-    # Unloading an engine's libraries takes seconds and frees nothing that the end of the process does not.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    serve(_Captures)
+    end()
