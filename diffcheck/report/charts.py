@@ -171,6 +171,18 @@ class Plot:
             shape = {"x": left, "y": top, "width": right - left, "height": max(0.0, self.y.start - top)}
             self.add(tag("rect", **shape, class_=f"bar s{series}"))
 
+    def band(self, steps: Iterable[tuple[float, float, float]], series: int = 1, label: str = "") -> None:
+        """A layer of a stack: (x, bottom, top) at x one apart, each as wide as the distance to the next."""
+        upper, lower = [], []
+        for x, bottom, top in steps:
+            for edge in (x - 0.5, x + 0.5):
+                upper.append(f"{self.x(edge):.2f} {self.y(top):.2f}")
+                lower.append(f"{self.x(edge):.2f} {self.y(bottom):.2f}")
+        style = f"bar s{series}"
+        self.add(tag("path", d=f"M{'L'.join(upper + lower[::-1])}Z", class_=style))
+        if label:
+            self._key(label, tag("rect", x=5, y=0, width=12, height=10, class_=style))
+
     def _key(self, label: str, sample: Markup) -> None:
         drawing = tag("svg", sample, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
         self._legend.append(tag("span", drawing, label))

@@ -87,6 +87,15 @@ def test_a_line_breaks_where_there_is_no_value() -> None:
     assert path.count("M") == 2 and path.count("L") == 1
 
 
+def test_layers_of_a_stack_join_their_neighbours() -> None:
+    drawn = Plot(162, 162, (0.5, 2.5), (0, 4), x_label="x", y_label="y")
+    drawn.band([(1, 0, 1), (2, 1, 3)], 2, "layer")
+    text = drawn.svg("stack")
+    # 50 pixels a step, 25 a unit of y.
+    assert 'd="M52 99L102 99L102 49L152 49L152 99L102 99L102 124L52 124Z" class="bar s2"' in text.replace(".00", "")
+    assert "layer</span>" in text
+
+
 def test_a_heat_map_draws_no_cell_for_zero_and_a_line_for_unseen() -> None:
     drawn = heat_map([("a", [0.0, 0.5, 0.5, None])], 300, "label", x_label="x", x_ticks=[(0, "0")])
     assert drawn.count('class="heat"') == 1 and drawn.count('class="grid"') == 1
