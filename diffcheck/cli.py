@@ -280,10 +280,10 @@ def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every fault ends as one line of cause and one of remedy, with its exit code."""
-    sys.exit(_guard(lambda: app(args=arguments, standalone_mode=False)))
+    sys.exit(guard(lambda: app(args=arguments, standalone_mode=False)))
 
 
-def _guard(run: Callable[[], Any]) -> int:
+def guard(run: Callable[[], Any]) -> int:
     try:
         code = run()
         if code == _INTERRUPTED:
