@@ -166,10 +166,7 @@ def compare(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str
     Unequal dtypes are compared after the exact widening to float32, which can neither hide nor make a difference of
     value. A NaN against a number counts as differing, with infinite absolute and no ulp distance.
     """
-    if left_dtype != right_dtype:
-        left = to_float32(left, left_dtype).view(np.uint32)
-        right = to_float32(right, right_dtype).view(np.uint32)
-    dtype = left_dtype if left_dtype == right_dtype else "float32"
+    left, right, dtype = _alike(left, left_dtype, right, right_dtype)
     unequal = np.asarray(left != right)
     nan = None
     if unequal.any():
@@ -188,6 +185,25 @@ def compare(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str
         first=int(unequal.argmax()),
         rows=rows,
     )
+
+
+def _alike(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str) -> tuple[UIntArray, UIntArray, str]:
+    """Both in one dtype: their own, or float32, to which every format widens exactly."""
+    if left_dtype == right_dtype:
+        return left, right, left_dtype
+    return to_float32(left, left_dtype).view(np.uint32), to_float32(right, right_dtype).view(np.uint32), "float32"
+
+
+def ulp_distance(left: UIntArray, left_dtype: str, right: UIntArray, right_dtype: str) -> npt.NDArray[np.int64]:
+    """Representable values between each pair of elements, in the dtype that `compare` compares in: 0 where they have
+    the same value, or are both NaN; -1 where only one is NaN.
+    """
+    left, right, dtype = _alike(left, left_dtype, right, right_dtype)
+    gap = np.abs(ordinal(left).astype(np.int64) - ordinal(right).astype(np.int64))
+    left_nan, right_nan = is_nan(left, dtype), is_nan(right, dtype)
+    gap[left_nan & right_nan] = 0
+    gap[left_nan != right_nan] = -1
+    return gap
 
 
 def _max_abs(left: UIntArray, right: UIntArray, dtype: str) -> float:

@@ -64,6 +64,7 @@ _TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)]
 _TopK = Annotated[int, typer.Option("--top-k", min=0, help="0: all.")]
 _Override = Annotated[list[str] | None, typer.Option("--override", help="Change one side on purpose; repeatable.")]
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
+_Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
 
 
@@ -131,6 +132,7 @@ def localize(
     top_k: _TopK = 0,
     override: _Override = None,
     json_out: _Json = None,
+    html: _Html = None,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
     ] = None,
@@ -143,7 +145,7 @@ def localize(
 
       rlk-diff localize
       rlk-diff localize --infer
-      rlk-diff localize --model smollm2-135m --json verdict.json
+      rlk-diff localize --model smollm2-135m --json verdict.json --html report.html
       rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
       rlk-diff localize --rollout vllm --train vllm --phase prefill
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
@@ -153,8 +155,7 @@ def localize(
     from diffcheck.runs import run_localize
 
     settings = _settings(context)
-    if json_out:
-        check_writable(json_out)
+    _check_outputs(json_out, html)
     with ProgressLine(_errors) as progress:
         verdict, _ = run_localize(settings, rollout, train, progress)
     _report(verdict, json_out, every)
@@ -212,21 +213,25 @@ def compare(
     left: Annotated[Path, typer.Argument(help="Trace of the rollout side.")],
     right: Annotated[Path, typer.Argument(help="Trace of the train side.")],
     json_out: _Json = None,
+    html: _Html = None,
     every: _Every = False,
 ) -> None:
     """Compare two traces; needs no engine, so a cluster run can be compared on a laptop.
 
     [bold]Example[/bold]
 
-      rlk-diff compare traces/rollout traces/train --json verdict.json
+      rlk-diff compare traces/rollout traces/train --html report.html
     """
     from diffcheck.localize import localize as compare_traces
     from diffcheck.trace.reader import Trace
 
-    if json_out:
-        check_writable(json_out)
+    _check_outputs(json_out, html)
     with ProgressLine(_errors) as progress:
         verdict = compare_traces(Trace(left), Trace(right), progress)
+        if html:
+            from diffcheck.report.html import write_report
+
+            write_report(html, verdict, Trace(left), Trace(right), progress)
     _report(verdict, json_out, every)
 
 
@@ -269,6 +274,14 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _check_outputs(json_out: Path | None, html: Path | None) -> None:
+    """Refuse what cannot be written before any engine starts, and a page whose libraries are missing."""
+    for path in filter(None, (json_out, html)):
+        check_writable(path)
+    if html:
+        import diffcheck.report.html  # noqa: F401
 
 
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import BoolArray, Difference, UIntArray, compare
+from diffcheck.bits import BoolArray, Difference, UIntArray, compare, ulp_distance
 from diffcheck.boundaries import Boundary
 from diffcheck.errors import TraceError
 from diffcheck.trace.reader import Trace
+
+#: Classes of a histogram: float32 has fewer than 2^33 steps.
+_CLASSES = 34
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,21 @@ class Compared:
     rows: BoolArray
     dtypes: tuple[str, str]
     elements: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Elements of one boundary by their distance in ulp."""
+
+    #: [classes]: class 0 holds the elements of equal value, class k those with 2^(k-1) <= ulp < 2^k.
+    counts: npt.NDArray[np.int64]
+    #: Elements that are NaN on one side only.
+    nan: int
+
+    @property
+    def used(self) -> npt.NDArray[np.int64]:
+        """``counts`` up to the last class that holds an element."""
+        return np.trim_zeros(self.counts, "b")
 
 
 def why_unobserved(node: Boundary, left: Trace, right: Trace) -> str:
@@ -69,7 +87,7 @@ def _stream(name: str, left: Trace, right: Trace, rows: int) -> tuple[Difference
     a, b = left.entry(name), right.entry(name)
     elements = differing = max_ulp = 0
     max_abs, first = 0.0, -1
-    for index, x, y in _paired_blocks(name, left, right):
+    for index, x, y in paired_blocks(name, left, right):
         part = compare(x, a.dtype, y, b.dtype)
         elements += part.elements
         if part.equal:
@@ -82,9 +100,7 @@ def _stream(name: str, left: Trace, right: Trace, rows: int) -> tuple[Difference
     return Difference(elements, differing, max_abs, max_ulp, first, differs), differs
 
 
-def _paired_blocks(
-    name: str, left: Trace, right: Trace
-) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray, UIntArray]]:
+def paired_blocks(name: str, left: Trace, right: Trace) -> Iterator[tuple[npt.NDArray[np.int64], UIntArray, UIntArray]]:
     """Blocks of patterns for the same rows of both traces."""
     a, b = left.stored_rows(name), right.stored_rows(name)
     both_full = a is None and b is None
@@ -98,3 +114,18 @@ def _paired_blocks(
     rows_a, rows_b = every if a is None else a, every if b is None else b
     common, at_a, at_b = np.intersect1d(rows_a, rows_b, return_indices=True)
     yield common, left.values(name)[at_a], right.values(name)[at_b]
+
+
+def histogram(boundary: str, left: Trace, right: Trace) -> Histogram | None:
+    """Distances of the elements that both traces hold; None where one of them holds digests only."""
+    a, b = left.entry(boundary), right.entry(boundary)
+    if "digest" in (a.level, b.level):
+        return None
+    counts, nan = np.zeros(_CLASSES, np.int64), 0
+    for _, x, y in paired_blocks(boundary, left, right):
+        gap = ulp_distance(x, a.dtype, y, b.dtype)
+        nan += int(np.count_nonzero(gap < 0))
+        # The exponent of a positive integer is its bit length.
+        _, length = np.frexp(gap[gap >= 0].astype(np.float64))
+        counts += np.bincount(length, minlength=_CLASSES)
+    return Histogram(counts, nan)

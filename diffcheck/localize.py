@@ -16,7 +16,7 @@ import numpy as np
 from diffcheck.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.boundaries import Boundary, graph
 from diffcheck.capture.recorder import Rows, expected_rows
-from diffcheck.compare import Compared, compare_boundary, why_unobserved
+from diffcheck.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.preflight import compare_objects
 from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
@@ -50,7 +50,7 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
             not_comparable=mismatches,
             evidence=dict(evidence),
         )
-    nodes = _graph(left.header, right.header)
+    nodes = graph_of(left.header, right.header)
     samples = [Sample.from_json(s, f"{left.folder}: sample {i}") for i, s in enumerate(left.header.samples)]
     rows = expected_rows(samples)
     compared: dict[str, Compared] = {}
@@ -71,7 +71,8 @@ def _side(header: Header) -> dict[str, object]:
     return {k: v for k, v in asdict(header).items() if k in keep}
 
 
-def _graph(left: Header, right: Header) -> list[Boundary]:
+def graph_of(left: Header, right: Header) -> list[Boundary]:
+    """The boundaries that two traces are compared at, in topological order."""
     config = ModelConfig(**left.object.model)
     same = left.tensor_parallel == right.tensor_parallel
     return graph(config, left.tensor_parallel if same else 1)
@@ -226,6 +227,8 @@ def _first(
         first.left = float(to_float32(x[0, index : index + 1], found.dtypes[0])[0])
         first.right = float(to_float32(y[0, index : index + 1], found.dtypes[1])[0])
         first.left_bits, first.right_bits = _hex(x[0, index]), _hex(y[0, index])
+    if (counted := histogram(node.name, left, right)) is not None:
+        first.ulp_histogram = counted.used.tolist()
     return first
 
 

@@ -57,6 +57,8 @@ class RunSettings:
     keep: Path | None = None
     #: Find each side's contract at the first divergence.
     infer: bool = False
+    #: Write the verdict as a page, while the traces are there.
+    html: Path | None = None
 
     def of_train(self) -> RunSettings:
         """The settings of the train side."""
@@ -219,7 +221,12 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
             model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
             explain(verdict, Trace(left), Trace(right), model.folder, progress=progress)
             timings.mark("infer")
-    verdict.evidence["seconds"] = timings.seconds
+        verdict.evidence["seconds"] = timings.seconds
+        if settings.html:
+            from diffcheck.report.html import write_report
+
+            write_report(settings.html, verdict, Trace(left), Trace(right), progress)
+            timings.mark("page")
     return verdict, timings
 
 

@@ -71,6 +71,8 @@ class FirstDivergence:
     rows_origin: int = 0
     rows: int = 0
     dtypes: tuple[str, str] | None = None
+    #: Elements by distance: equal ones, then those with 2^(k-1) <= ulp < 2^k for k = 1, 2, ... None with digests only.
+    ulp_histogram: list[int] | None = None
 
 
 @dataclass

@@ -23,7 +23,7 @@ def print_contracts(contracts: Mapping[str, Any], console: Console) -> None:
     left, right = contracts["left"][0], contracts["right"][0]
     lines: list[RenderableType] = [Text(line, style="bold") for line in why(left, right, contracts["differs_in"])]
     for side in (left, right):
-        lines += [Text(""), *_side(side), *_open_in_short(side)]
+        lines += [Text(""), *side_lines(side), *_open_in_short(side)]
     style = "red" if contracts["differs_in"] else "yellow"
     console.print(Panel(Group(*lines), title=f"Why: {left['boundary']}", title_align="left", border_style=style))
 
@@ -32,7 +32,7 @@ def print_inference(answer: Mapping[str, Any], console: Console) -> None:
     """Print the answer for one side (`Inference.to_json`)."""
     style = _STYLE[answer["status"]]
     title = f"[bold {style}]{answer['status'].replace('_', ' ').upper()}[/]  {answer['boundary']}"
-    lines = [*_side(answer), *_undecided(answer)]
+    lines = [*side_lines(answer), *_undecided(answer)]
     if answer["decided"]:
         lines += [Text(""), Text(f"{answer['engine']}, at every contract that fits:")]
         lines += [Text(f"  {_words(answer['operator'], p, v)}  ({p})") for p, v in answer["decided"].items()]
@@ -52,7 +52,8 @@ def why(left: Mapping[str, Any], right: Mapping[str, Any], differs: Sequence[Map
     return [f"Inconclusive: {' and '.join(dict.fromkeys(unsure))} could not be explained; see below."]
 
 
-def _side(answer: Mapping[str, Any]) -> list[Text]:
+def side_lines(answer: Mapping[str, Any]) -> list[Text]:
+    """One side's answer (`Inference.to_json`): what fits or comes nearest, and how sure that is."""
     engine, operator = answer["engine"], answer["operator"]
     if not answer["elements"]:
         return [Text(f"{engine}: {answer['reason']}", style="yellow")]

@@ -66,9 +66,9 @@ def write_page(path: Path, template: str, package: str = "diffcheck.report", **v
     write_text(path, render(template, package, **values))
 
 
-def both_widths(draw: Callable[[int], Markup]) -> Markup:
+def both_widths(draw: Callable[[int], Markup], wide: int = WIDE) -> Markup:
     """A figure drawn for each of the two widths, of which the page shows the one that fits: letters keep their size."""
-    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(WIDE), draw(NARROW))
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(wide), draw(NARROW))
 
 
 def breakable(name: object) -> Markup:

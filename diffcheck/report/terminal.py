@@ -4,9 +4,9 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -15,10 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.infer.report import print_contracts
+from diffcheck.report.folding import by_reason, equal_before, folded, layer_of, short_count, side_in_words, span_of
 from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
 
 _STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
 _STATUS = {"equal": "green", "origin": "bold red", "receiver": "red", "unobserved": "yellow"}
+#: Signs of the statuses, told apart without colour.
+_SIGN = {"equal": "·", "origin": "█", "receiver": "▒", "unobserved": "?"}
+_BLOCKS = "·▁▂▃▄▅▆▇█"
 _TITLE = {"equal": "EQUAL", "diverged": "DIVERGED", "not_comparable": "NOT COMPARABLE", "inconclusive": "INCONCLUSIVE"}
 
 
@@ -32,6 +36,8 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
         print_contracts(verdict.contracts, console)
     if verdict.boundaries:
         console.print(_table(verdict.boundaries, every_boundary))
+    if verdict.first_divergence and (strip := _strip(verdict.boundaries)):
+        console.print(strip)
     if verdict.logprobs:
         console.print(_logprobs(verdict))
     if verdict.coverage.expected:
@@ -45,20 +51,12 @@ def _headline(verdict: Verdict) -> RenderableType:
     lines = [Text(verdict.summary)]
     for role, side in (("rollout", "left"), ("train", "right")):
         if side in verdict.evidence:
-            lines.append(Text(f"{role:>8}: {_side(verdict.evidence[side])}", style="dim"))
+            lines.append(Text(f"{role:>8}: {side_in_words(verdict.evidence[side])}", style="dim"))
             for change in verdict.evidence[side]["changed"]:
                 lines.append(Text(f"          changed on purpose: {change}", style="magenta"))
     return Panel(
         Group(*lines), title=f"[bold {style}]{_TITLE[verdict.verdict]}", title_align="left", border_style=style
     )
-
-
-def _side(side: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in side["versions"].items())
-    words = [f"{side['engine']} ({versions})", f"TP {side['tensor_parallel']}", side["dtype"], side["phase"]]
-    if profile := side["evidence"].get("profile"):
-        words.append(profile)
-    return ", ".join(words)
 
 
 def _mismatches(verdict: Verdict) -> RenderableType:
@@ -89,12 +87,42 @@ def _divergence(first: FirstDivergence) -> RenderableType:
         share = 100 * first.differing / max(1, first.elements)
         grid.add_row("how much", f"{first.differing:,} of {first.elements:,} elements ({share:.1f} %)")
         grid.add_row("", f"max |difference| {first.max_abs:.3g}, max {first.max_ulp:,} ulp")
+    if first.ulp_histogram and len(first.ulp_histogram) > 2:
+        grid.add_row("ulp", f"{_bars(first.ulp_histogram[1:])}  from 1, a power of two a bar, logarithmic")
     grid.add_row("rows", f"{first.rows_origin:,} of {first.rows:,} rows differ although all their inputs are equal")
-    before = f"{first.equal_before} boundaries, {first.equal_elements_before:,} elements"
-    grid.add_row("equal before", before)
+    grid.add_row("equal before", equal_before(first))
     if first.dtypes and first.dtypes[0] != first.dtypes[1]:
         grid.add_row("dtypes", f"{first.dtypes[0]} against {first.dtypes[1]}")
     return Panel(grid, title="First divergence", title_align="left", border_style="red")
+
+
+def _bars(counts: Sequence[int]) -> str:
+    """Counts as a line of blocks, logarithmic; a dot where there is none."""
+    top = math.log2(max(counts) + 1)
+    heights = [math.ceil((len(_BLOCKS) - 1) * math.log2(n + 1) / top) if n else 0 for n in counts]
+    return "".join(_BLOCKS[height] for height in heights)
+
+
+def _strip(results: list[BoundaryResult]) -> RenderableType | None:
+    """A line a layer with a sign a boundary; layers that look the same share one."""
+    layers: dict[str, list[str]] = {}
+    for result in results:
+        layer = layer_of(result.name)
+        if layer is not None:
+            layers.setdefault(layer, []).append(result.status)
+    if not layers:
+        return None
+    legend = Text("Layers, a sign a boundary:")
+    for status, sign in _SIGN.items():
+        legend.append(f"  {sign} {status}", style=_STATUS[status])
+    lines = [legend]
+    for statuses, run in groupby(layers, key=lambda layer: layers[layer]):
+        same = list(run)
+        line = Text(f"{same[0] if len(same) == 1 else f'{same[0]}-{same[-1]}':>7}  ")
+        for status in statuses:
+            line.append(_SIGN[status], style=_STATUS[status])
+        lines.append(line)
+    return Group(*lines, Text(""))
 
 
 def _table(results: list[BoundaryResult], every: bool) -> RenderableType:
@@ -105,39 +133,14 @@ def _table(results: list[BoundaryResult], every: bool) -> RenderableType:
     table.add_column("status ", no_wrap=True)
     for name in (" differing", " max |Δ|", " max ulp"):
         table.add_column(name, justify="right", no_wrap=True)
-    for group in [[r] for r in results] if every else _folded(results):
+    for group in [[r] for r in results] if every else folded(results):
         table.add_row(*_row(group))
     return table
 
 
-def _folded(results: list[BoundaryResult]) -> Iterator[list[BoundaryResult]]:
-    """Rows of the table: neighbours of one status share one, except near the first divergence, where each has its own.
-
-    What lies after the layer of the first divergence only receives; there one row a layer is enough.
-    """
-    first = next((i for i, r in enumerate(results) if r.status == "origin"), len(results))
-    detailed = _layer(results[first].name) if first < len(results) else None
-    for status, members in groupby(results, key=lambda r: r.status):
-        run = list(members)
-        if status == "origin":
-            yield from ([r] for r in run)
-            continue
-        for layer, part in groupby(run, key=lambda r: _layer(r.name) if status == "receiver" else ""):
-            group = list(part)
-            if status == "receiver" and (layer == detailed or layer is None):
-                yield from ([r] for r in group)
-            else:
-                yield group
-
-
-def _layer(name: str) -> str | None:
-    parts = name.split(".")
-    return parts[1] if parts[0] == "layers" else None
-
-
 def _row(group: list[BoundaryResult]) -> tuple[RenderableType, ...]:
     status = group[0].status
-    name = group[0].name if len(group) == 1 else _span([r.name for r in group])
+    name = group[0].name if len(group) == 1 else span_of([r.name for r in group])
     label = Text(status if len(group) == 1 else f"{len(group)} {status}", style=_STATUS[status])
     if status == "unobserved":
         return Text(name), label, "", "", ""
@@ -150,20 +153,7 @@ def _row(group: list[BoundaryResult]) -> tuple[RenderableType, ...]:
         return Text(name), label, "0", "", ""
     share = f"{100 * differing / max(1, elements):.3g} %" if differing > 1 else "1 element"
     max_abs, max_ulp = max(r.max_abs or 0 for r in group), max(r.max_ulp or 0 for r in group)
-    return Text(name), label, share, f"{max_abs:.3g}", _count(max_ulp)
-
-
-def _span(names: list[str]) -> str:
-    """One name for neighbouring boundaries."""
-    layers = {_layer(name) for name in names}
-    if len(layers) == 1 and None not in layers:
-        return f"layers.{layers.pop()}"
-    return f"{names[0]} … {names[-1]}"
-
-
-def _count(number: int) -> str:
-    """Distances across zero are huge: three digits and a power of ten tell as much."""
-    return f"{number:,}" if number < 100_000 else f"{number:.2e}"
+    return Text(name), label, share, f"{max_abs:.3g}", short_count(max_ulp)
 
 
 def _logprobs(verdict: Verdict) -> RenderableType:
@@ -181,17 +171,10 @@ def _logprobs(verdict: Verdict) -> RenderableType:
 def _coverage(verdict: Verdict) -> RenderableType:
     c = verdict.coverage
     lines = [Text(f"Coverage: {c.observed} of {c.expected} boundaries observed on both sides")]
-    for reason, names in _by_reason(c.unobserved).items():
+    for reason, names in by_reason(c.unobserved).items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         lines.append(Text(f"  not observed: {shown} — {reason}", style="yellow"))
     return Group(*lines)
-
-
-def _by_reason(unobserved: dict[str, str]) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for name, reason in unobserved.items():
-        grouped.setdefault(reason, []).append(name)
-    return grouped
 
 
 def _seconds(seconds: dict[str, float]) -> str:
