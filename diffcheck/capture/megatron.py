@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +120,15 @@ class Adapter:
             self.config,
             plan,
             samples,
-            weights={name: weight_digest(weight) for name, weight in to_hf(self._fetch, self.config)},
+            weights={name: weight_digest(weight) for name, weight in self.hf_weights()},
             tokens=taps.tokens,
             positions=taps.positions,
             theta=live_theta(self.model.rotary_pos_emb.inv_freq, self.config),
             rotary_dim=2 * self.model.rotary_pos_emb.inv_freq.numel(),
             padded_vocab=self.padded_vocab,
             tensor_parallel=self.ranks,
+            targets=taps.targets,
+            attention_mask=taps.attention_mask,
         )
         if self._strict is not None:
             record.top_p, record.top_k = plan.top_p, plan.top_k
@@ -149,6 +151,10 @@ class Adapter:
             )
         seconds["write"] = time.perf_counter() - start
         return CaptureResult(done, plan.out, seconds)
+
+    def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole weight) of the live model; all ranks must ask."""
+        return to_hf(self._fetch, self.config)
 
     def close(self) -> None:
         """Leave the process group and undo the two adjustments."""
@@ -234,8 +240,9 @@ class Adapter:
         device = self.options.device
         tokens, targets = (
             torch.tensor([list(part) + [0] * (width - len(part)) for part in parts], device=device)
-            for parts in ([x[:-1] for x in ids], [x[1:] for x in ids])
+            for parts in ([x[:-1] for x in ids], [next_tokens(x) for x in ids])
         )
+        taps.targets.see(rows, targets)
         positions = torch.arange(width, device=device).expand(len(batch), width)
         future = torch.ones(1, 1, width, width, dtype=torch.bool, device=device).triu(1)
         logits = self.model(tokens, positions, future)
@@ -320,6 +327,11 @@ class Adapter:
             "sequence_parallel": False,
             **({} if self._strict is None else {"strict": self._strict.evidence(self.model, forwards)}),
         }
+
+
+def next_tokens(ids: Sequence[int]) -> Sequence[int]:
+    """The token that each position predicts."""
+    return ids[1:]
 
 
 def _check_version() -> str:

@@ -1,1 +1,1 @@
-"""GRPO with real engines: Megatron-core trains, vLLM rolls out, and every step counts what their logprobs disagree on."""
+"""GRPO with real engines: Megatron-core trains, vLLM rolls out, and every step counts where their logprobs differ."""

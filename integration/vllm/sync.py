@@ -1,7 +1,9 @@
-"""New weights into a live strict vLLM: whole, verified, and with a version that every rollout can be held to.
+"""New weights into a live vLLM: whole, verified, and with a version that every rollout can be held to.
 
 The weights travel under Hugging Face names. Afterwards each worker digests what it really holds, in the same names and
 layout, so that a tensor that was not sent, not loaded or changed on the way is found before the next token is drawn.
+A native vLLM on a CPU packs a linear layer's weight into a form that nobody can read: there the digest is of what was
+packed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from diffcheck.capture.vllm.loader import gather_ranks, hf_weights
+from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks, hf_weights
 from diffcheck.record import weight_digest
 from integration.arrays import to_tensor
 from reference.models.config import ModelConfig
@@ -29,7 +31,7 @@ class WeightSync:
     """The weights of one live ``vllm.LLM``.
 
     Args:
-        llm: started with a strict profile.
+        llm: started with the recording loader (`diffcheck.capture.vllm.loader`) or with a strict profile.
         config: of its model.
     """
 
@@ -53,7 +55,7 @@ class WeightSync:
         if self._llm.llm_engine.has_unfinished_requests():
             raise WeightSyncError("requests are in flight: their keys and values are of the old weights; abort them")
         self._llm.collective_rpc(set_version, args=(None,))
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(sent.items())})
+        self._llm.collective_rpc(reload_weights, args=(list(sent.items()), self._config))
         if not self._llm.llm_engine.reset_prefix_cache():
             raise WeightSyncError("vLLM kept cached keys and values of the old weights")
         digests = {name: weight_digest(tensor) for name, tensor in sent.items()}
@@ -105,24 +107,60 @@ def get_version(worker: Any) -> int | None:
     return version
 
 
+def reload_weights(worker: Any, weights: list[tuple[str, Tensor]], config: ModelConfig) -> None:
+    """Runs in each worker: load ``weights``; what a native layer is about to pack is digested first."""
+    model = worker.model_runner.get_model()
+    with _loaded_weights() as loaded:
+        worker.reload_weights(weights_iterator=weights)
+        if not _keeps_arrays(model):
+            setattr(model, DIGESTS, _digests(model, config, loaded))
+
+
 def live_digests(worker: Any, config: ModelConfig) -> dict[str, str]:
     """Runs in each worker, on all ranks at once: digests of the weights that its products read."""
     model = worker.model_runner.get_model()
-    with _materialised(model):
-        return {name: weight_digest(tensor) for name, tensor in hf_weights(model, config, gather_ranks)}
+    if not _keeps_arrays(model):
+        return dict(getattr(model, DIGESTS))
+    arrays = [layer for layer in model.modules() if hasattr(layer, "rlk_weight")]
+    digests = _digests(model, config, {layer: to_tensor(layer.rlk_weight, layer.rlk_dtype) for layer in arrays})
+    # Whoever captures this model now, or asks for its weights, is told of these.
+    setattr(model, DIGESTS, digests)
+    return digests
+
+
+def _keeps_arrays(model: Any) -> bool:
+    """Whether linear layers keep a weight that can be read: the strict ones do."""
+    return any(hasattr(module, "rlk_weight") for module in model.modules())
 
 
 @contextmanager
-def _materialised(model: Any) -> Iterator[None]:
-    """Give linear layers a tensor of the weight that they keep as an array."""
+def _loaded_weights() -> Iterator[dict[Any, Tensor]]:
+    """Layer -> weight, of each unquantised linear layer of vLLM's own that is processed meanwhile."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    loaded: dict[Any, Tensor] = {}
+    original = UnquantizedLinearMethod.process_weights_after_loading
+
+    def process(self: Any, layer: Any) -> None:
+        loaded[layer] = layer.weight.detach()
+        original(self, layer)
+
+    UnquantizedLinearMethod.process_weights_after_loading = process
+    try:
+        yield loaded
+    finally:
+        UnquantizedLinearMethod.process_weights_after_loading = original
+
+
+def _digests(model: Any, config: ModelConfig, weights: Mapping[Any, Tensor]) -> dict[str, str]:
+    """HF name -> digest, with ``weights`` of the layers that hold an empty tensor in their place."""
     import torch
 
-    layers = [module for module in model.modules() if hasattr(module, "rlk_weight")]
-    emptied = [layer.weight for layer in layers]
+    emptied = {layer: layer.weight for layer in weights}
     try:
-        for layer in layers:
-            layer.weight = torch.nn.Parameter(to_tensor(layer.rlk_weight, layer.rlk_dtype), requires_grad=False)
-        yield
+        for layer, weight in weights.items():
+            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        return {name: weight_digest(tensor) for name, tensor in hf_weights(model, config, gather_ranks)}
     finally:
-        for layer, empty in zip(layers, emptied, strict=True):
+        for layer, empty in emptied.items():
             layer.weight = empty

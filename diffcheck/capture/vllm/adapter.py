@@ -60,6 +60,11 @@ class Adapter:
         self._runs = 0
         progress("vllm: start", 1, 1)
 
+    @property
+    def llm(self) -> Any:
+        """The live ``vllm.LLM``, for whoever runs it between captures."""
+        return self._llm
+
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Run ``plan`` and write its trace.
 

@@ -32,7 +32,7 @@ EXTRA: dict[str, Any] = {
     "logprobs_mode": None,
 }
 #: Switches that vLLM takes inside a larger configuration, or not at all.
-_NOT_ARGUMENTS = ("logprobs_mode", "attention_backend", "custom_ops")
+_NOT_ARGUMENTS = ("attention_backend", "custom_ops")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 

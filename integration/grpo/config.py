@@ -1,0 +1,211 @@
+"""Everything that decides the bits of a run, as one frozen value: from a TOML file and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from diffcheck.errors import InputError
+
+PROFILE = "strict-v1/fma32-seq"
+#: Fields that may change between a run and its continuation: they decide no bit of a step before the change.
+FREE = ("steps", "checkpoint_stride", "keep_checkpoints", "max_restarts", "preflight_stride", "ray", "replicas")
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """A GRPO run. The defaults are the built-in tiny task."""
+
+    #: Built-in model or Hugging Face folder.
+    model: str = "tiny-qwen3"
+    #: tiny, text or jsonl; see `integration.grpo.tasks`.
+    task: str = "tiny"
+    #: Keyword arguments of the task, table [task_options] of the file.
+    task_options: dict[str, Any] = field(default_factory=dict)
+    #: strict: both engines follow the profile; native: both compute as they please.
+    mode: str = "strict"
+    engine: str = "cpu"
+    dtype: str = "bfloat16"
+    seed: int = 0
+    steps: int = 200
+
+    prompts_per_step: int = 8
+    #: Samples a prompt; advantages are relative to their mean.
+    group_size: int = 8
+    #: Response tokens, at most.
+    max_tokens: int = 16
+    temperature: float = 1.0
+    #: 0 keeps all tokens.
+    top_k: int = 0
+    top_p: float = 1.0
+    #: Requests that vLLM computes at once.
+    max_sequences: int = 64
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    #: Gradients are scaled down to this global norm; 0 leaves them.
+    max_grad_norm: float = 1.0
+    #: Optimizer steps on one batch.
+    epochs: int = 1
+    #: Ratios are clipped to [1 - clip, 1 + clip].
+    clip: float = 0.2
+    #: Weight of the KL to the weights that the run began with; 0 computes none.
+    kl_coef: float = 0.0
+    #: Sequences that Megatron scores together.
+    micro_batch: int = 16
+
+    #: Tensor-parallel ranks, of the rollout engine and of the trainer.
+    tp: int = 1
+    #: CPU threads a trainer rank: gradients depend on it, in their last bits.
+    threads: int = 2
+    #: 0: a step's rollouts are made with the newest weights. 1: with those before, while the step before trains.
+    staleness: int = 0
+    #: Engines as Ray actors in place of child processes.
+    ray: bool = False
+    #: Rollout engines under Ray.
+    replicas: int = 1
+
+    #: Preflight before step 1 and after each so many weight syncs; 0 runs none.
+    preflight_stride: int = 50
+    checkpoint_stride: int = 10
+    keep_checkpoints: int = 2
+    #: Dead engines that are replaced before the run gives up.
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        for name, wanted in _TYPES.items():
+            value = getattr(self, name)
+            if isinstance(value, int) and wanted is float and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
+            elif type(value) is not wanted:
+                raise InputError(
+                    f"{name} = {value!r} is of type {type(value).__name__}", f"give a value of type {wanted.__name__}"
+                )
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(map(str, allowed))
+                raise InputError(f"{name} = {getattr(self, name)!r} is unknown", f"choose one of {listed}")
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} = {getattr(self, name)} is out of range", f"choose from {low} to {high}")
+        if self.mode == "native" and (self.top_k or self.top_p < 1):
+            raise InputError(
+                "top_k and top_p need mode strict: Megatron's own cross-entropy knows neither", "leave them out"
+            )
+
+    @property
+    def profile(self) -> str | None:
+        """Arithmetic profile of both engines."""
+        return PROFILE if self.mode == "strict" else None
+
+    @property
+    def device(self) -> str:
+        """Device of both engines, as torch names it."""
+        return "cuda" if self.engine == "gpu" else "cpu"
+
+    def rollout_version(self, step: int) -> int:
+        """Version of the weights that the rollouts of ``step`` (from 1) are made with; version n is step n's result."""
+        return max(0, step - 1 - self.staleness)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all fields that decide the bits of a step."""
+        decisive = {name: value for name, value in self.to_json().items() if name not in FREE}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+_TYPES = {name: kind if isinstance(kind, type) else dict for name, kind in get_type_hints(GrpoConfig).items()}
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "mode": ("strict", "native"),
+    "engine": ("cpu", "gpu"),
+    "dtype": ("bfloat16", "float32"),
+    "staleness": (0, 1),
+}
+_MANY = 10**9
+_RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**31 - 1),
+    "steps": (1, _MANY),
+    "prompts_per_step": (1, 10**5),
+    "group_size": (2, 10**4),
+    "max_tokens": (1, 10**6),
+    "temperature": (1e-3, 100.0),
+    "top_k": (0, _MANY),
+    "top_p": (1e-6, 1.0),
+    "max_sequences": (1, 4096),
+    "lr": (0.0, 10.0),
+    "beta1": (0.0, 1.0),
+    "beta2": (0.0, 1.0),
+    "epsilon": (1e-30, 1.0),
+    "weight_decay": (0.0, 10.0),
+    "max_grad_norm": (0.0, 1e9),
+    "epochs": (1, 1000),
+    "clip": (0.0, 1e9),
+    "kl_coef": (0.0, 1e9),
+    "micro_batch": (1, 10**5),
+    "tp": (1, 64),
+    "threads": (1, 1024),
+    "replicas": (1, 1024),
+    "preflight_stride": (0, _MANY),
+    "checkpoint_stride": (1, _MANY),
+    "keep_checkpoints": (1, _MANY),
+    "max_restarts": (0, _MANY),
+}
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any]) -> GrpoConfig:
+    """The configuration of a TOML file (None: the defaults), with ``overrides`` on top.
+
+    Raises:
+        InputError: the file is missing or no TOML, a field is unknown, or a value is of the wrong type or out of range.
+    """
+    return changed(GrpoConfig(), {**(_read(path) if path else {}), **overrides}, str(path or "command line"))
+
+
+def changed(config: GrpoConfig, values: Mapping[str, Any], where: str) -> GrpoConfig:
+    """``config`` with ``values``, each field known.
+
+    Raises:
+        InputError: as `load_config`; ``where`` names the source.
+    """
+    known = [f.name for f in fields(GrpoConfig)]
+    for name in values:
+        if name not in known:
+            raise InputError(f"{where}: unknown field {name!r}", f"known fields: {', '.join(known)}")
+    try:
+        return replace(config, **values)
+    except InputError as error:
+        raise InputError(f"{where}: {error.cause}", error.remedy) from None
+
+
+def check_continues(before: GrpoConfig, now: GrpoConfig) -> None:
+    """Check that a run that began as ``before`` may go on as ``now``.
+
+    Raises:
+        InputError: a field that decides bits differs.
+    """
+    then, wanted = before.to_json(), now.to_json()
+    for name, value in then.items():
+        if name not in FREE and wanted[name] != value:
+            raise InputError(
+                f"the run in this folder has {name} = {value!r}, it cannot go on with {wanted[name]!r}",
+                "leave the option out, or choose another --out",
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}", "give an existing TOML file with --config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}", "see docs/grpo.md for an example") from None

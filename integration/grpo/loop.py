@@ -1,0 +1,387 @@
+"""The driver: one step is rollout, reward, recomputed logprobs, comparison, update, sync, checkpoint.
+
+The driver holds no state that is not in the run's folder. Whatever dies, the run goes back to the newest checkpoint and
+does the steps after it again; every draw is a function of the seed and the step, so that they come out as before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffcheck.errors import EngineDiedError, EngineError, InputError
+from diffcheck.files import write_text
+from diffcheck.models import resolve_model
+from integration.grpo.actors import Actor
+from integration.grpo.buffer import Buffer
+from integration.grpo.checkpoint import Checkpoints
+from integration.grpo.config import GrpoConfig, check_continues
+from integration.grpo.evidence import Evidence
+from integration.grpo.metrics import mismatch_of
+from integration.grpo.objective import advantages
+from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
+from integration.grpo.records import Generated, Sample, Scored, samples_digest
+from integration.grpo.steplog import append_step, keep_steps
+from integration.grpo.tasks import open_task
+from integration.grpo.weights import weights_path
+
+Announce = Callable[[str], None]
+PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The actors of a run."""
+
+    rollout: Actor
+    trainer: Actor
+
+    def close(self, *, hurry: bool = False) -> None:
+        for actor in (self.rollout, self.trainer):
+            with suppress(Exception):
+                actor.close(hurry=hurry)
+
+
+#: Starts the engines: (configuration, options of the actors, folder for logs).
+OpenEngines = Callable[[GrpoConfig, dict[str, Any], Path], Engines]
+
+
+class Run:
+    """One run in its folder.
+
+    Args:
+        resume: the folder holds a run that goes on; else it must hold none.
+        announce: is told what happens, a line each.
+        finished: is shown each step's record.
+
+    Raises:
+        InputError: the folder cannot be used, holds another run, or the task does not fit the model.
+    """
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        out: Path,
+        open_engines: OpenEngines,
+        *,
+        resume: bool = False,
+        command: str = "",
+        announce: Announce = lambda _: None,
+        finished: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.config, self.out = config, out
+        self._open_engines, self._announce, self._finished = open_engines, announce, finished
+        self._folder, self._model = resolve_model(config.model, announce)
+        self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
+        self._length = self._sequence_length()
+        _claim(out, config, resume=resume)
+        self._steps_path = out / "steps.jsonl"
+        self._checkpoints = Checkpoints(out / "checkpoints", config.keep_checkpoints)
+        self._evidence = Evidence(out / "evidence.json", config, command)
+        self._buffer = Buffer.open(out / "samples.sqlite")
+        self._engines: Engines | None = None
+        #: Of each version that is kept: HF name -> digest, and the digest of all.
+        self._digests: dict[int, dict[str, str]] = {}
+        self._digest: dict[int, str] = {}
+        #: Version that the rollout engine holds.
+        self._live: int | None = None
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run all steps; a dead engine is replaced, as often as the configuration allows.
+
+        Returns:
+            The record of every step.
+
+        Raises:
+            DivergedError: two strict engines disagree.
+            RlkError: anything else that a user can mend. The folder can be resumed.
+        """
+        restarts = 0
+        try:
+            while True:
+                try:
+                    return self._run()
+                except EngineDiedError as error:
+                    restarts += 1
+                    if restarts > self.config.max_restarts:
+                        raise EngineError(
+                            f"{error.cause}, and {restarts - 1} restarts are used up", f"{error.remedy}; then --resume"
+                        ) from error
+                    self._announce(f"{error.cause}: restart {restarts} of {self.config.max_restarts}")
+                    self._evidence.restarted(error.cause)
+                    self._stop(hurry=True)
+        except BaseException:
+            self._stop(hurry=True)
+            raise
+        finally:
+            self._stop()
+            self._buffer.close()
+
+    @property
+    def engines(self) -> Engines:
+        assert self._engines is not None
+        return self._engines
+
+    def _run(self) -> list[dict[str, Any]]:
+        self._start()
+        first = self._restore()
+        self._evidence.began(first)
+        records = keep_steps(self._steps_path, first - 1)
+        for step in range(first, self.config.steps + 1):
+            records.append(self._step(step))
+        self._buffer.check()
+        self._evidence.write(self.engines, len(records))
+        return records
+
+    def _start(self) -> None:
+        options = {
+            "config": self.config.to_json(),
+            "folder": str(self._folder),
+            "max_length": self._length,
+            "stop": list(self._task.stop_token_ids),
+        }
+        logs = self.out / "logs"
+        logs.mkdir(exist_ok=True)
+        self._announce("starting vLLM and Megatron-core")
+        self._engines = self._open_engines(self.config, options, logs)
+        self._live, self._digests, self._digest = None, {}, {}
+        for actor in (self._engines.trainer, self._engines.rollout):
+            actor.wait_ready()
+
+    def _stop(self, *, hurry: bool = False) -> None:
+        if self._engines is not None:
+            self._engines.close(hurry=hurry)
+            self._engines = None
+
+    def _restore(self) -> int:
+        """Set everything back to the newest whole checkpoint.
+
+        Returns:
+            The step to go on with.
+        """
+        found = self._checkpoints.newest(self._announce)
+        done = 0 if found is None else found.step
+        self._checkpoints.forget_after(done)
+        self._buffer.rewind(done)
+        if found is not None:
+            self.engines.trainer.call("load", folder=str(found.folder), version=done)
+            self._announce(f"going on after step {done}")
+        self._export(done)
+        known = {weights.version: weights.digest for weights in self._buffer.weights()}
+        if done not in known:
+            self._buffer.add_weights(done, done, self._digest[done])
+        elif known[done] != self._digest[done]:
+            raise InputError(
+                f"{self.out}: the weights of step {done} are not those that the run had there",
+                "restore the model's folder or the checkpoint from a copy, or start anew in another folder",
+            )
+        return done + 1
+
+    def _step(self, step: int) -> dict[str, Any]:
+        config, self._seconds, start = self.config, dict.fromkeys(PHASES, 0.0), time.perf_counter()
+        self._launch(step)
+        samples = self._collect(step)
+        if config.staleness and step < config.steps:
+            self._launch(step + 1)
+        with self._timed("reward"):
+            rewards = {s.id: float(self._task.reward(s.prompt_token_ids.tolist(), _response(s))) for s in samples}
+            self._buffer.rewarded(rewards)
+        version = config.rollout_version(step)
+        with self._timed("recompute"):
+            sequences = [_sequence(s) for s in samples]
+            scored = self.engines.trainer.call("score", sequences=sequences, version=version)
+            gains = advantages(list(rewards.values()), [s.prompt_index for s in samples])
+            self._buffer.scored(
+                (
+                    Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
+                    for s, logprobs, gain in zip(samples, scored["logprobs"], gains, strict=True)
+                ),
+                version,
+            )
+        found = mismatch_of(self._buffer.samples(step), version)
+        with self._timed("update"):
+            learned = self.engines.trainer.call(
+                "update",
+                sequences=sequences,
+                advantages=[float(gain) for gain in gains],
+                old=scored["logprobs"],
+                reference=scored["reference"],
+            )
+            consumed = self._buffer.consume(step)
+        with self._timed("sync"):
+            self._export(step)
+            if not config.staleness:
+                self._sync(step)
+            self._buffer.synced(step, step, self._digest[step])
+        checkpoint = step % config.checkpoint_stride == 0 or step == config.steps
+        with self._timed("checkpoint"):
+            if checkpoint:
+                self.engines.trainer.call("save", folder=str(self._checkpoints.stage(step)))
+        values = np.array(list(rewards.values()), np.float64)
+        tokens = sum(len(_response(s)) for s in consumed)
+        record = {
+            "step": step,
+            "weight_version": version,
+            "train_version": version,
+            **found.to_json(),
+            "reward_mean": float(values.mean()),
+            "reward_std": float(values.std()),
+            "kl_ref": learned["kl"] if config.kl_coef else None,
+            "loss": learned["loss"],
+            "grad_norm": learned["grad_norm"],
+            "clip_fraction": learned["clip_fraction"],
+            "tokens": tokens + sum(s.prompt_token_ids.size for s in consumed),
+            "response_tokens": tokens,
+            "samples_digest": samples_digest(consumed),
+            "weights_digest": self._digest[step],
+        }
+        total = time.perf_counter() - start
+        record["seconds"] = {name: round(x, 4) for name, x in {**self._seconds, "total": total}.items()}
+        append_step(self._steps_path, record)
+        if checkpoint:
+            self._checkpoints.commit(step, {"version": step, "digest": self._digest[step]})
+            self._evidence.write(self.engines, step)
+        self._finished(record)
+        if config.mode == "strict" and found.mismatch_count:
+            raise DivergedError(
+                f"step {step}: {found.mismatch_count} of {found.compared} logprobs differ, the most in "
+                f"{found.max_abs_sample} at position {found.max_abs_position}",
+                "rlk-diff localize with the same profile names the boundary; the run's folder keeps everything",
+            )
+        return record
+
+    def _launch(self, step: int) -> None:
+        """Begin the rollouts of ``step``, unless they are begun already."""
+        if self._buffer.samples(step):
+            return
+        config = self.config
+        version = config.rollout_version(step)
+        with self._timed("sync"):
+            self._sync(version)
+        if config.preflight_stride and version % config.preflight_stride == 0 and step == version + 1:
+            with self._timed("preflight"):
+                self._preflight(step, version)
+        with self._timed("rollout"):
+            prompts = self._task.prompts(step, config.prompts_per_step)
+            planned = self._buffer.plan(step, prompts, config.group_size, rollout_version=version, seed=config.seed)
+            requests = [{"id": s.id, "prompt": s.prompt_token_ids.tolist(), "seed": s.seed} for s in planned]
+            self.engines.rollout.start("generate", requests=requests, version=version, digests=self._digests[version])
+
+    def _collect(self, step: int) -> list[Sample]:
+        """The samples of ``step`` with their responses."""
+        with self._timed("rollout"):
+            records = self.engines.rollout.result()["records"]
+            self._buffer.generated(_checked(record) for record in records)
+            return self._buffer.samples(step)
+
+    def _preflight(self, step: int, version: int) -> None:
+        found = run_preflight(
+            self.engines.rollout,
+            self.engines.trainer,
+            self.config,
+            self._task.prompts(step, PROMPTS),
+            step=step,
+            version=version,
+            folder=self.out / "preflight",
+        )
+        self._evidence.preflight(found)
+        self._announce(
+            f"preflight before step {step}: {found.verdict}, {found.observed} of {found.expected} boundaries seen"
+            + (f", first at {found.boundary}" if found.boundary else "")
+        )
+        if self.config.mode == "strict":
+            require_equal(found)
+
+    def _export(self, version: int) -> None:
+        """Have the trainer write the weights of ``version``, and remove files that nobody needs any more."""
+        path = weights_path(self.out / "weights", version)
+        found = self.engines.trainer.call("export", version=version, path=str(path))
+        self._digests[version], self._digest[version] = found["digests"], found["digest"]
+        for old in self._digests.keys() - set(range(version - self.config.staleness, version + 1)):
+            del self._digests[old], self._digest[old]
+        for file in path.parent.glob("v*.safetensors"):
+            if not any(file == weights_path(path.parent, kept) for kept in self._digests):
+                file.unlink()
+
+    def _sync(self, version: int) -> None:
+        """Have the rollout engine hold ``version``."""
+        if self._live == version:
+            return
+        if version not in self._digests:
+            self._export(version)
+        path = weights_path(self.out / "weights", version)
+        self.engines.rollout.call("sync", path=str(path), version=version, digests=self._digests[version])
+        self._live = version
+
+    def _sequence_length(self) -> int:
+        longest = self._task.longest_prompt + self.config.max_tokens
+        limit = self._model.max_position_embeddings
+        if longest + 1 > limit:
+            raise InputError(
+                f"prompts of {self._task.longest_prompt} and responses of {self.config.max_tokens} tokens exceed the "
+                f"model's {limit} positions",
+                "use a smaller max_tokens, or shorter prompts",
+            )
+        # One more, so that vLLM may draw after the last token.
+        return min(limit, -(-(longest + 1) // 64) * 64)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def _checked(record: dict[str, Any]) -> Generated:
+    """A rollout's answer, if it can be trained on.
+
+    Raises:
+        EngineError: no token, another number of logprobs than tokens, or one that is no finite number.
+    """
+    tokens, logprobs = record["tokens"], record["logprobs"]
+    remedy = "nothing was trained on it: resume the run, or look for the fault with rlk-diff localize"
+    if not tokens or len(logprobs) != len(tokens):
+        raise EngineError(f"sample {record['id']}: {len(logprobs)} logprobs for {len(tokens)} tokens", remedy)
+    for position, value in enumerate(logprobs):
+        if not math.isfinite(value):
+            raise EngineError(f"sample {record['id']}: the logprob of response token {position} is {value}", remedy)
+    values = np.asarray(logprobs, np.float32)
+    return Generated(record["id"], tokens, values, record["finish_reason"], record["version"])
+
+
+def _response(sample: Sample) -> list[int]:
+    assert sample.response_token_ids is not None
+    tokens: list[int] = sample.response_token_ids.tolist()
+    return tokens
+
+
+def _sequence(sample: Sample) -> dict[str, Any]:
+    return {"id": sample.id, "prompt": sample.prompt_token_ids.tolist(), "response": _response(sample)}
+
+
+def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> None:
+    """Make the folder this run's, or check that it is."""
+    path = out / "config.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        found = json.loads(path.read_text()) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}", "choose another --out") from None
+    if found is not None:
+        if not resume:
+            raise InputError(f"{out}: holds a run already", "go on with --resume, or choose another --out")
+        check_continues(GrpoConfig(**found), config)
+    elif any(out.iterdir()) and not resume:
+        raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
+    write_text(path, json.dumps(config.to_json(), indent=1) + "\n")

@@ -1,0 +1,69 @@
+"""steps.jsonl: one line a finished step, on disk before the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from diffcheck.errors import InputError
+from diffcheck.files import write_text
+
+
+def append_step(path: Path, record: dict[str, Any]) -> None:
+    """Add a line and wait until the disk has it.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "free some space, or make it writable; then resume") from None
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """All finished steps. A last line that a crash tore is none.
+
+    Raises:
+        InputError: the file cannot be read, or a line is not the step that follows.
+    """
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}", "restore the file from a copy") from None
+    steps = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+            found = record["step"]
+        except (ValueError, TypeError, KeyError):
+            found = None
+        if found != number:
+            raise InputError(f"{path}:{number}: not the record of step {number}", "restore the file from a copy")
+        steps.append(record)
+    return steps
+
+
+def keep_steps(path: Path, last: int) -> list[dict[str, Any]]:
+    """Drop all lines after step ``last``.
+
+    Returns:
+        The steps that are left.
+
+    Raises:
+        InputError: as `read_steps`; or a step up to ``last`` is missing.
+    """
+    steps = read_steps(path)
+    if len(steps) < last:
+        raise InputError(
+            f"{path}: ends at step {len(steps)}, the checkpoint is of step {last}", "restore it from a copy"
+        )
+    write_text(path, "".join(json.dumps(record) + "\n" for record in steps[:last]))
+    return steps[:last]
