@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,8 +134,8 @@ def _lock_writer(path: Path) -> IO[bytes]:
 def _connect_reader(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise DataBufferError(f"{path}: no such file", "name the output folder of a run")
-    # Without a journal nobody is writing; only then may SQLite be told so, which it needs in a read-only folder.
-    still = not path.with_name(f"{path.name}-wal").exists() and not os.access(path.absolute().parent, os.W_OK)
+    # Without a journal nobody is writing. Told so, SQLite leaves no files beside it, and reads a read-only folder.
+    still = not path.with_name(f"{path.name}-wal").exists()
     uri = path.absolute().as_uri() + ("?immutable=1" if still else "?mode=ro")
     return sqlite3.connect(uri, uri=True, isolation_level=None)
 
