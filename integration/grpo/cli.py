@@ -14,6 +14,7 @@ from rich.console import Console
 from diffcheck.cli import guard
 from diffcheck.models import BUILT_IN
 from integration.grpo.config import load_config
+from integration.grpo.report.command import report
 from integration.grpo.tasks import TASKS
 
 app = typer.Typer(
@@ -26,11 +27,6 @@ app = typer.Typer(
 )
 #: Progress; what a run finds goes to its folder.
 _console = Console(stderr=True)
-
-
-@app.callback()
-def _commands() -> None:
-    return None
 
 
 @app.command()
@@ -73,6 +69,9 @@ def run(
     compared = sum(record["compared"] for record in records)
     different = sum(record["mismatch_count"] for record in records)
     _console.print(f"{len(records)} steps, reward {last['reward_mean']:.3f}; {different} of {compared} logprobs differ")
+
+
+app.command()(report)
 
 
 def _announce(text: str) -> None:
