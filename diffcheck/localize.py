@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from diffcheck.alignment import misaligned
 from diffcheck.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.boundaries import Boundary, graph
 from diffcheck.capture.recorder import Rows, expected_rows
@@ -63,7 +64,14 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
         else:
             compared[node.name] = compare_boundary(node, left, right, len(rows[node.rows]))
     progress("comparing", len(nodes), len(nodes))
-    return _judge(nodes, rows, compared, reasons, left, right, evidence)
+    verdict = _judge(nodes, rows, compared, reasons, left, right, evidence)
+    first = verdict.first_divergence
+    if first is not None and first.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
+        verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
+        verdict.summary = (
+            f"Both sides computed the same logprobs, but {shifted.right} stands in its place on the right."
+        )
+    return verdict
 
 
 def _side(header: Header) -> dict[str, object]:

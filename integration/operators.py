@@ -116,7 +116,7 @@ class StrictOperators:
     def rope_table(self, positions: Tensor, head_dim: int, theta: float) -> ops.RopeTable:
         """Cosines and sines, float32 arrays [tokens, head_dim / 2], of ``positions`` [tokens]."""
         where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
-        key = (where.tobytes(), head_dim, theta)
+        key = (where.tobytes(), head_dim, theta, self.contracts["rope"])
         if self._rope_table is None or self._rope_table[0] != key:
             # Every layer of a forward rotates by the same positions.
             self._rope_table = key, self._ops.rope_table(where, head_dim, theta, self.contracts["rope"])

@@ -22,6 +22,8 @@ from diffcheck.record import ObjectRecord
 from diffcheck.samples import Sample
 from reference.models.config import ModelConfig
 
+#: Kind of the attention mask that every supported model has.
+CAUSAL = "causal"
 #: Fields of the model that may be overridden without changing the shape of a weight.
 OVERRIDABLE = ("rope_theta", "rms_norm_eps")
 
@@ -102,7 +104,14 @@ class LiveInputs:
 
     def lists(self, samples: Sequence[Sample]) -> list[list[int]]:
         """One list a sample, over the positions fed forward; -1 where the module never saw one."""
-        return [[self._seen.get((i, p), -1) for p in range(s.forward_length)] for i, s in enumerate(samples)]
+        return self._at([range(s.forward_length) for s in samples])
+
+    def responses(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """As `lists`, over the positions that predict a response token."""
+        return self._at([s.response_positions for s in samples])
+
+    def _at(self, positions: Sequence[range]) -> list[list[int]]:
+        return [[self._seen.get((i, p), -1) for p in where] for i, where in enumerate(positions)]
 
 
 def torch_dtype(options: EngineOptions) -> Any:
@@ -241,6 +250,8 @@ def object_record(
     rotary_dim: int,
     padded_vocab: int,
     tensor_parallel: int = 1,
+    targets: LiveInputs | None = None,
+    attention_mask: str = CAUSAL,
 ) -> ObjectRecord:
     """The object record of a finished capture; the caller adds the KV mapping and what it sampled with, if it did.
 
@@ -248,6 +259,8 @@ def object_record(
         samples: responses included.
         weights: HF name -> digest of the live parameter.
         theta, rotary_dim: of the live rotary embedding.
+        targets: tokens whose logprobs the engine really took, where it can be asked; else the samples' own.
+        attention_mask: kind of the live mask.
     """
     model = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "dtype"}
     active = []
@@ -259,9 +272,10 @@ def object_record(
         weights=weights,
         weight_version=plan.weight_version,
         token_ids=tokens.lists(samples),
-        target_ids=[list(s.response_token_ids) for s in samples],
+        target_ids=[list(s.response_token_ids) for s in samples] if targets is None else targets.responses(samples),
         positions=positions.lists(samples),
         active=active,
+        attention_mask=attention_mask,
         rope={"theta": theta, "dim": rotary_dim, "scaling": "default"},
         real_vocab=config.vocab_size,
         padded_vocab=padded_vocab,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
+from diffcheck.capture.live import CAUSAL, LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron_weights import interleave_qkv, split_qkv
 from diffcheck.capture.recorder import Recorder, Rows
 from reference.models.config import ModelConfig
@@ -27,7 +27,9 @@ class MegatronTaps(Taps):
 
     def __init__(self, model: Any, config: ModelConfig, recorder: Recorder, ranks: int, position_offset: int) -> None:
         super().__init__()
-        self.tokens, self.positions = LiveInputs(), LiveInputs()
+        self.tokens, self.positions, self.targets = LiveInputs(), LiveInputs(), LiveInputs()
+        #: Kind of the mask that core attention received.
+        self.attention_mask = CAUSAL
         self._config, self._recorder, self._ranks = config, recorder, ranks
         self._rope_names: Iterator[str] = iter(())
         self._batch_first = self._sequence_first = Rows.of(0, range(0))
@@ -42,6 +44,7 @@ class MegatronTaps(Taps):
     def _tap_model(self, model: Any, position_offset: int) -> None:
         self._tap_rope(model.rotary_pos_emb, position_offset)
         self.input(model.embedding.word_embeddings, self._see_tokens)
+        self.input(model.decoder.layers[0].self_attention.core_attention, self._see_mask)
         if self._recorder.wants("embed_tokens"):
             self.output(
                 model.embedding.word_embeddings,
@@ -169,6 +172,13 @@ class MegatronTaps(Taps):
         batch = len(self._sequence_first) // width
         self.positions.see(self._sequence_first, angles[:, 0, 0, :1].expand(width, batch))
         return angles
+
+    def _see_mask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The fourth argument [1, 1, length, length] is True where a query must not look."""
+        mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
+        if mask is not None and not mask.equal(mask.new_ones(mask.shape).triu(1)):
+            self.attention_mask = "none" if not mask.any() else "neither causal nor none"
+        return args, kwargs
 
     def _see_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.tokens.see(self._batch_first, args[0])

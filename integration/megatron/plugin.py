@@ -186,6 +186,13 @@ def logprobs(
     return functions.LogProb.apply(own, processed, targets.reshape(-1), see_lse).reshape(targets.shape)
 
 
+def live_operators(model: Any) -> Any:
+    """What the live model computes with, for whoever changes a contract or a function on purpose."""
+    from integration.megatron import modules
+
+    return modules.operators_of(model.config)
+
+
 def begin(model: Any) -> None:
     """Check that every module is ours, and count from zero.
 

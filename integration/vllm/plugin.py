@@ -123,6 +123,18 @@ def begin(runner: Any, model: Any) -> None:
     operators(model.model.embed_tokens.weight.dtype).calls.clear()
 
 
+def weight_digests(worker: Any, config: Any) -> dict[str, str]:
+    """HF name -> digest of the weights that the products of a live worker read; all ranks must ask."""
+    from integration.vllm.sync import live_digests
+
+    return live_digests(worker, config)
+
+
+def live_operators(_model: Any) -> Any:
+    """What the live model computes with, for whoever changes a contract or a function on purpose."""
+    return current()
+
+
 def _require_subnormals() -> None:
     import numpy as np
 

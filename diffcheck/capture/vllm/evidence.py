@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from diffcheck.capture.live import CAUSAL
+
 #: Environment that decides which kernels run; the rest of vLLM's names the machine or the run.
 _TELLING = ("VLLM_CPU_", "VLLM_USE_", "VLLM_BATCH_", "VLLM_ENABLE_", "OMP_", "KMP_")
 
@@ -47,6 +49,13 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
     }
+
+
+def attention_mask(model: Any) -> str:
+    """Kind of the mask that the live attention of layer 0 applies."""
+    window = getattr(model.model.layers[0].self_attn.attn.impl, "sliding_window", None)
+    size = window[0] if isinstance(window, tuple) else window
+    return CAUSAL if size is None or size < 0 else f"{CAUSAL}, window {size}"
 
 
 def _name(thing: Any) -> str:

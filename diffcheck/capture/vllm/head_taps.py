@@ -107,6 +107,8 @@ def _tap_logsumexp(taps: Taps, live: Live, sampler: Any) -> None:
 def _tap_logprobs(taps: Taps, live: Live, sampler: Any) -> None:
     def show(gathered: Any) -> Any:
         # Column 0 is the token that was sampled, or that the prompt has.
+        assert live.head is not None
+        live.targets.see(live.head, gathered.logprob_token_ids[:, 0])
         changed = live.replaced("logprobs", gathered.logprobs[:, :1], live.head, whole=True)
         if changed is None:
             return gathered

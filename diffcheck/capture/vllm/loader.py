@@ -1,13 +1,14 @@
 """A vLLM model loader that digests every weight as the live model holds it, in HF names and layout.
 
 The digest is taken after loading and before vLLM's post-processing: linear layers on a CPU repack their weight into an
-opaque form there and free it. Registered as load format `LOAD_FORMAT` wherever this module is imported.
+opaque form there and free it. Weights that are loaded into the live model later are digested on their way in.
+Registered as load format `LOAD_FORMAT` wherever this module is imported.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.config.load import LoadConfig
@@ -48,6 +49,23 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
         super().load_weights(model, model_config)
         config = ModelConfig.from_dict(model_config.hf_config.to_dict())
         setattr(model, DIGESTS, {name: weight_digest(t) for name, t in hf_weights(model, config, gather_ranks)})
+        model.load_weights = _digesting(model, model.load_weights, model_config.dtype)
+
+
+def _digesting(model: Any, load: Callable[[Any], Any], dtype: Any) -> Callable[[Any], Any]:
+    """``load`` of a live model, which keeps the digests of what is loaded true."""
+
+    def load_weights(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        def passing() -> Iterator[tuple[str, Tensor]]:
+            digests = getattr(model, DIGESTS)
+            for name, tensor in weights:
+                if name in digests:
+                    digests[name] = weight_digest(tensor.to(dtype))
+                yield name, tensor
+
+        return load(passing())
+
+    return load_weights
 
 
 def gather_ranks(tensor: Tensor) -> list[Tensor]:
@@ -68,15 +86,16 @@ def hf_weights(
     model: Any, config: ModelConfig, gather: Callable[[Tensor], Sequence[Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Weights of a just loaded model under HF names: fused projections taken apart, shards joined, vocabulary padding
-    removed. A tied head has no weight of its own.
+    removed. A tied head has no weight of its own, unless it is another one than the embedding's: then it is a stale copy.
     """
     body = model.model
     yield "model.embed_tokens.weight", _rows(body.embed_tokens.weight, gather)[: config.vocab_size]
     for n, layer in enumerate(body.layers):
         yield from _layer(layer, f"model.layers.{n}", config, gather)
     yield "model.norm.weight", body.norm.weight
-    if not config.tie_word_embeddings:
-        yield "lm_head.weight", _rows(model.lm_head.weight, gather)[: config.vocab_size]
+    head, table = model.lm_head.weight, body.embed_tokens.weight
+    if not config.tie_word_embeddings or not (head is table or head.equal(table)):
+        yield "lm_head.weight", _rows(head, gather)[: config.vocab_size]
 
 
 def _layer(

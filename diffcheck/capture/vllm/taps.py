@@ -40,6 +40,8 @@ class Live:
     head: Rows | None = None
     tokens: LiveInputs = field(default_factory=LiveInputs)
     positions: LiveInputs = field(default_factory=LiveInputs)
+    #: Tokens whose logprobs the sampler gathered.
+    targets: LiveInputs = field(default_factory=LiveInputs)
     slots: LiveInputs = field(default_factory=LiveInputs)
     layout: CacheLayout | None = None
     #: The first fault in a hook. The engine goes on untouched, so that it can be used again; the capture fails at its

@@ -19,7 +19,7 @@ from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, expected_rows
 from diffcheck.capture.strict import strict_path
-from diffcheck.capture.vllm.evidence import engine_evidence
+from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
 from diffcheck.capture.vllm.schedule import Schedule
@@ -74,6 +74,7 @@ class Capture:
         strict = {}
         if self._strict is not None:
             strict = {"strict": self._strict.evidence(live.config.num_hidden_layers, live.schedule.facts.steps)}
+        self._weights = self._live_digests()
         if self._worker.rank:
             return {}
         start = time.monotonic()
@@ -108,6 +109,15 @@ class Capture:
         if not np.array_equal(bits.view(np.float32)[:, 0], answered, equal_nan=True):
             raise EngineError("the logprobs that vLLM returned are not those that its sampler gathered")
 
+    def _live_digests(self) -> dict[str, str]:
+        """HF name -> digest: of the weights that a strict engine reads now; of what a native one, whose packed weights
+        nobody can read, was last given.
+        """
+        if self._strict is None:
+            return dict(getattr(self._model, DIGESTS))
+        digests: dict[str, str] = self._strict.weight_digests(self._worker, self._live.config)
+        return digests
+
     def _record(self, samples: list[Sample]) -> ObjectRecord:
         live, plan = self._live, self._live.plan
         rotary = self._model.model.layers[0].self_attn.rotary_emb
@@ -115,13 +125,15 @@ class Capture:
             live.config,
             plan,
             samples,
-            weights=getattr(self._model, DIGESTS),
+            weights=self._weights,
             tokens=live.tokens,
             positions=live.positions,
             theta=float(rotary.base),
             rotary_dim=int(rotary.rotary_dim),
             padded_vocab=int(self._model.model.embed_tokens.num_embeddings_padded),
             tensor_parallel=live.ranks,
+            targets=live.targets,
+            attention_mask=attention_mask(self._model),
         )
         record.kv = KvMapping("paged", live.schedule.block_size, live.slots.lists(samples))
         record.top_p, record.top_k = plan.top_p, plan.top_k
