@@ -14,9 +14,9 @@ from diffcheck.verdict import LogprobStats
 #: be, some logprobs still differ. inconclusive: a side does not repeat itself, a substitution did not take place, or
 #: the run was interrupted before the logprobs were explained; ``reason`` says which.
 Status = Literal["explained", "remainder", "inconclusive"]
-#: engine: the engine whose operator it is recomputed it on the same inputs and gave the same bits. contract: that engine
-#: was not live; a contract that gives all its traced bits stands for it. inputs: every input was equal to the traced
-#: one, so the traced output is the operator's. unproven: none of these held for all rows.
+#: engine: the engine whose operator it is recomputed it on the same inputs and gave the same bits. contract: that
+#: engine was not live; a contract that gives all its traced bits stands for it. inputs: every input was equal to the
+#: traced one, so the traced output is the operator's. unproven: none of these held for all rows.
 Evidence = Literal["engine", "contract", "inputs", "unproven"]
 
 

@@ -99,33 +99,37 @@ def write_trace_of(
     evidence: dict[str, Any],
     phase: str | None = None,
 ) -> None:
-    """Write what ``recorder`` saw of ``samples`` (responses included) as the trace ``plan.out``, atomically.
+    """Write what ``recorder`` saw of ``samples`` (responses included) as the trace ``plan.out``, atomically, and what
+    the operators computed before anything was aligned as ``plan.computed``, if the plan has one.
 
     Args:
         phase: what really ran, where the engine has no choice; default: what was planned.
     """
-    writer = TraceWriter(plan.out, plan.level, overwrite=plan.overwrite)
-    try:
-        recorder.write(writer, expected_rows(samples))
-        writer.finish(
-            Header(
-                engine=options.engine,
-                versions=versions,
-                tensor_parallel=options.tensor_parallel,
-                dtype=options.dtype,
-                phase=phase or plan.phase,
-                level=plan.level,
-                object=record,
-                boundaries={},
-                samples=[s.to_json() for s in samples],
-                evidence=evidence,
-                changed=describe_changes(plan, options),
-                unobserved=recorder.unobserved,
+    for out in (plan.computed, plan.out):
+        if out is None:
+            continue
+        writer = TraceWriter(out, plan.level, overwrite=plan.overwrite)
+        try:
+            recorder.write(writer, expected_rows(samples), computed=out is plan.computed)
+            writer.finish(
+                Header(
+                    engine=options.engine,
+                    versions=versions,
+                    tensor_parallel=options.tensor_parallel,
+                    dtype=options.dtype,
+                    phase=phase or plan.phase,
+                    level=plan.level,
+                    object=record,
+                    boundaries={},
+                    samples=[s.to_json() for s in samples],
+                    evidence=evidence,
+                    changed=describe_changes(plan, options),
+                    unobserved=recorder.unobserved,
+                )
             )
-        )
-    except BaseException:
-        writer.abort()
-        raise
+        except BaseException:
+            writer.abort()
+            raise
 
 
 def describe_changes(plan: CapturePlan, options: EngineOptions) -> list[str]:

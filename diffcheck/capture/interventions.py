@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,14 @@ class Intervention(Protocol):
     @property
     def boundary(self) -> str:
         """Name or pattern (``layers.*.mlp.act``) of the boundaries it may change."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of boundaries that it must see first; it changes nothing there."""
+
+    @property
+    def aligns(self) -> bool:
+        """Whether it puts another side's operator in place: what the engine itself computed is what was there before."""
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         """New patterns [rows, width] of the same type, or None to leave these rows alone.
@@ -42,6 +50,8 @@ class BitFlip:
     position: int
     index: int
     bit: int = 0
+    reads: ClassVar[tuple[str, ...]] = ()
+    aligns: ClassVar[bool] = False
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         hit = (sample == self.sample) & (position == self.position)
@@ -61,6 +71,8 @@ class Function:
 
     boundary: str
     function: Callable[[IntArray, IntArray, UIntArray, str], UIntArray | None]
+    reads: ClassVar[tuple[str, ...]] = ()
+    aligns: ClassVar[bool] = False
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         return self.function(sample, position, bits, dtype)
@@ -76,11 +88,24 @@ def intervention_from_json(data: dict[str, Any]) -> Intervention:
         ValueError: unknown kind.
     """
     kind = data.get("kind")
+    rest = {k: v for k, v in data.items() if k != "kind"}
     if kind == "bit_flip":
-        return BitFlip(**{k: v for k, v in data.items() if k != "kind"})
+        return BitFlip(**rest)
+    # Imported on demand: these two read traces, whose reader stands above this module.
+    if kind == "replace":
+        from diffcheck.capture.replace import Replace
+
+        return Replace.from_json(rest)
+    if kind == "recompute":
+        from diffcheck.ablate.recompute import Recompute
+
+        return Recompute.from_json(rest)
     raise ValueError(f"intervention kind {kind!r} is unknown")
 
 
 def matching(interventions: tuple[Intervention, ...], name: str) -> list[Intervention]:
-    """Those that may change boundary ``name``."""
-    return [i for i in interventions if fnmatchcase(name, i.boundary)]
+    """Those that may change boundary ``name`` or must see it: changes of the side's own first, then the aligning
+    ones.
+    """
+    concerned = [i for i in interventions if fnmatchcase(name, i.boundary) or name in i.reads]
+    return sorted(concerned, key=lambda i: i.aligns)

@@ -73,6 +73,8 @@ class CapturePlan:
     interventions: tuple[Intervention, ...] = ()
     #: Observe nothing but the logprobs: the twin run that shows that observing changes no bit.
     observe: bool = True
+    #: Also write what each operator gave before aligning interventions replaced it: a second trace, here.
+    computed: Path | None = None
     overwrite: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class CapturePlan:
         return {
             **data,
             "out": str(self.out),
+            "computed": None if self.computed is None else str(self.computed),
             "samples": [s.to_json() for s in self.samples],
             "interventions": [i.to_json() for i in self.interventions],
         }
@@ -90,6 +93,7 @@ class CapturePlan:
             **{
                 **data,
                 "out": Path(data["out"]),
+                "computed": Path(data["computed"]) if data.get("computed") else None,
                 "samples": tuple(Sample.from_json(s) for s in data["samples"]),
                 "layers": tuple(data["layers"]) if data.get("layers") else None,
                 "interventions": tuple(intervention_from_json(i) for i in data.get("interventions", ())),

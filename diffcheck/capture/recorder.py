@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from diffcheck.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.boundaries import Boundary
-from diffcheck.capture.interventions import matching
+from diffcheck.capture.interventions import Intervention, matching
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.errors import EngineError
 from diffcheck.trace.schema import ALWAYS_STORED
@@ -86,6 +86,9 @@ class Recorder:
         self.boundaries = tuple(boundaries)
         self._graph = {b.name: b for b in boundaries}
         self._pieces: dict[str, _Pieces] = {}
+        #: What the operators gave before anything was aligned, where the plan asks for it.
+        self._computed: dict[str, _Pieces] = {}
+        self._interventions: dict[str, list[Intervention]] = {}
         self.unobserved: dict[str, str] = {}
         self._absent: dict[tuple[int, int], str] = {}
 
@@ -94,7 +97,7 @@ class Recorder:
         node = self._graph.get(boundary)
         if node is None:
             return False
-        if matching(self.plan.interventions, boundary):
+        if self._matching(boundary):
             return True
         if not self.plan.observe:
             return boundary == "logprobs"
@@ -131,7 +134,7 @@ class Recorder:
                 "this engine version lays the tensor out in a way the adapter does not know",
             )
         changed = self._intervene(node, rows, bits, dtype)
-        self._keep(node, rows, bits if changed is None else changed, dtype)
+        self._keep(self._pieces, node, rows, bits if changed is None else changed, dtype)
         if changed is None:
             return None
         return bits_tensor(self._local(changed, flat, local_width if sharded else None), dtype, values)
@@ -145,15 +148,17 @@ class Recorder:
         """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
         self._absent.update(dict.fromkeys(zip(rows.sample.tolist(), rows.position.tolist(), strict=True), why))
 
-    def write(self, writer: TraceWriter, expected: dict[str, Rows]) -> None:
+    def write(self, writer: TraceWriter, expected: dict[str, Rows], *, computed: bool = False) -> None:
         """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
         first missing row.
 
         Args:
             expected: rows of the row sets "all" and "response", ordered by (sample, position).
+            computed: what the operators gave before anything was aligned, instead of what the engine went on with.
         """
+        source = self._computed if computed else self._pieces
         for name, node in self._graph.items():
-            pieces = self._pieces.pop(name, None)
+            pieces = source.pop(name, None)
             if pieces is None:
                 if self.wants(name):
                     self.unobserved.setdefault(name, "no hook fired")
@@ -206,23 +211,35 @@ class Recorder:
         local[:, : part.shape[1]] = part
         return local
 
+    def _matching(self, boundary: str) -> list[Intervention]:
+        """The plan's interventions at ``boundary``, looked up once: hooks ask at every step."""
+        if boundary not in self._interventions:
+            self._interventions[boundary] = matching(self.plan.interventions, boundary)
+        return self._interventions[boundary]
+
     def _intervene(self, node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> UIntArray | None:
-        changed = None
-        for intervention in matching(self.plan.interventions, node.name):
+        changed: UIntArray | None = None
+        kept = self.plan.computed is None
+        for intervention in self._matching(node.name):
             current = bits if changed is None else changed
+            if intervention.aligns and not kept:
+                self._keep(self._computed, node, rows, current, dtype)
+                kept = True
             new = intervention.apply(node.name, rows.sample, rows.position, current, dtype)
             if new is not None:
                 if new.shape != bits.shape or new.dtype != bits.dtype:
                     raise EngineError(f"{node.name}: an intervention returned {new.shape} of {new.dtype}")
                 changed = new
+        if not kept:
+            self._keep(self._computed, node, rows, bits if changed is None else changed, dtype)
         return changed
 
-    def _keep(self, node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
+    def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
         keep = self._planned(node, rows)
         if not keep.any():
             return
         rows, bits = rows.take(keep), bits[keep] if not keep.all() else bits
-        pieces = self._pieces.setdefault(node.name, _Pieces(dtype, node.width))
+        pieces = store.setdefault(node.name, _Pieces(dtype, node.width))
         if pieces.dtype != dtype:
             raise EngineError(f"{node.name}: observed as {pieces.dtype} and as {dtype} in one run")
         pieces.sample.append(rows.sample)

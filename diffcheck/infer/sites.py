@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from diffcheck.infer.arguments import Arguments, IntArray
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.schema import Header
 from reference.checks import Float32Array
 from reference.contract import CONTRACTS, Value, fields, operator_name
 from reference.formats import FORMATS
@@ -68,11 +69,32 @@ def node_of(trace: Trace, boundary: str) -> Boundary:
     return nodes[boundary]
 
 
+class Source(Protocol):
+    """Where the values of a call come from: a trace, or a forward that is running."""
+
+    @property
+    def header(self) -> Header:
+        """The object that was computed, and in which phase."""
+
+    @property
+    def samples(self) -> Sequence[Sample]: ...
+
+    @property
+    def place(self) -> Rows:
+        """Sample and position of the rows that can be asked for."""
+
+    def values(self, name: str, rows: IntArray) -> Float32Array:
+        """Values of boundary ``name`` in the given rows of ``place``: [rows, width]."""
+
+    def history(self, name: str, sample: int) -> Float32Array:
+        """Values of a key or value boundary from position 0 of a sample on: [positions, width]."""
+
+
 class _Reader:
     """Rows of one trace's boundaries, aligned to a node's own rows."""
 
     def __init__(self, trace: Trace, node: Boundary) -> None:
-        self.trace, self.node = trace, node
+        self.trace, self.node, self.header = trace, node, trace.header
         self.samples = [Sample.from_json(s) for s in trace.header.samples]
         self._nodes = {b.name: b for b in graph(ModelConfig(**trace.header.object.model), trace.header.tensor_parallel)}
         self.sets = expected_rows(self.samples)
@@ -120,6 +142,10 @@ class _Reader:
     def values(self, name: str, rows: IntArray) -> Float32Array:
         return to_float32(self.bits(name, rows), self.trace.entry(name).dtype)
 
+    def history(self, name: str, sample: int) -> Float32Array:
+        mine = _stored_prefix(self, self.node, sample)
+        return to_float32(self.raw(name, mine), self.trace.entry(name).dtype)
+
 
 def site(trace: Trace, boundary: str, weights: TracedWeights) -> Site:
     """Read what ``boundary`` was computed from, and what came out.
@@ -143,7 +169,7 @@ def site(trace: Trace, boundary: str, weights: TracedWeights) -> Site:
         raise UnknowableError("no row of the trace holds both the inputs and the output")
     widest = max(trace.entry(name).shape[1] for name in (boundary, *inputs.values()))
     rows = rows[spread(rows.size, max(1, MAX_ELEMENTS // widest))]
-    arguments = _arguments(reader, node, operator, inputs, rows, weights)
+    arguments = arguments_of(reader, node, inputs, rows, weights)
     hidden |= _hidden(arguments, trace.entry(boundary).dtype)
     return Site(
         boundary=boundary,
@@ -235,19 +261,32 @@ def _stored_prefix(reader: _Reader, node: Boundary, sample: int) -> IntArray:
     return prefix
 
 
-def _arguments(
-    reader: _Reader,
-    node: Boundary,
-    operator: str,
-    inputs: Mapping[str, str],
-    rows: IntArray,
-    weights: TracedWeights,
+def operator_inputs(trace: Trace, boundary: str) -> dict[str, str]:
+    """Argument -> boundary from which the side that made ``trace`` reads it. A norm that was seen to sum two terms has
+    these.
+
+    Raises:
+        InputError: no such boundary.
+    """
+    node = node_of(trace, boundary)
+    return _inputs(_Reader(trace, node), node, node.operator)[0]
+
+
+def arguments_of(
+    source: Source, node: Boundary, inputs: Mapping[str, str], rows: IntArray, weights: TracedWeights
 ) -> Arguments:
-    record = reader.trace.header.object
+    """The call that gives ``rows`` of ``node``.
+
+    Args:
+        inputs: argument -> boundary it is read from, see `operator_inputs`.
+        rows: indices into ``source.place``.
+    """
+    header = source.header
+    record, operator = header.object, operator_name("all_reduce" if node.operator == "all_reduce" else node.name)
     config = ModelConfig(**record.model)
-    sample, position = reader.place.sample[rows], reader.place.position[rows]
+    sample, position = source.place.sample[rows], source.place.position[rows]
     by_row: dict[str, NDArray[Any]] = {
-        name: reader.values(source, rows) for name, source in inputs.items() if source not in node.history_inputs
+        name: source.values(boundary, rows) for name, boundary in inputs.items() if boundary not in node.history_inputs
     }
     facts: dict[str, Any] = {"epsilon": config.rms_norm_eps, "head_dim": config.head_dim}
     held: dict[str, Float32Array] = {}
@@ -262,27 +301,28 @@ def _arguments(
         case "linear" | "row_linear":
             held["weight"] = weights[f"model.{name}.weight"]
             if node.partial:
-                facts["ranks"] = reader.trace.header.tensor_parallel
+                facts["ranks"] = header.tensor_parallel
             elif f"model.{name}.bias" in weights:
                 held["bias"] = weights[f"model.{name}.bias"]
         case "lm_head":
             tied = config.tie_word_embeddings
             held["weight"] = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
         case "all_reduce":
-            facts["ranks"] = reader.trace.header.tensor_parallel
+            facts["ranks"] = header.tensor_parallel
         case "rope":
             by_row["position"] = _of_record(record.positions, sample, position)
             facts["theta"] = float(record.rope["theta"])
         case "attention":
-            by_row |= {"sample": sample, "position": position, "keys": _keys_seen(reader, sample, position)}
-            sequences = _sequences(reader, node, config, np.unique(sample))
+            by_row |= {"sample": sample, "position": position, "keys": _keys_seen(source, sample, position)}
+            sequences = _sequences(source, node, config, np.unique(sample))
         case "processed_logits":
             facts["temperature"] = record.temperature
             facts["top_k"] = record.top_k or None
             facts["top_p"] = record.top_p if record.top_p < 1 else None
         case "logprob":
-            targets = np.concatenate([np.array(t, np.int64) for t in record.target_ids])
-            by_row["target"] = targets[rows]
+            # A prompt's last position predicts the first target.
+            first = np.array([len(s.prompt_token_ids) - 1 for s in source.samples], np.int64)
+            by_row["target"] = _of_record(record.target_ids, sample, position - first[sample])
     return Arguments(operator, by_row, held, facts, sequences)
 
 
@@ -290,28 +330,24 @@ def _of_record(lists: Sequence[Sequence[int]], sample: IntArray, position: IntAr
     return np.array([lists[s][p] for s, p in zip(sample.tolist(), position.tolist(), strict=True)], np.int64)
 
 
-def _keys_seen(reader: _Reader, sample: IntArray, position: IntArray) -> IntArray:
+def _keys_seen(source: Source, sample: IntArray, position: IntArray) -> IntArray:
     """Length of the sequence in the call that computed each row: prompts are prefilled whole, the rest is decoded."""
     seen = []
     for s, p in zip(sample.tolist(), position.tolist(), strict=True):
-        of = reader.samples[s]
+        of = source.samples[s]
         prompt = len(of.prompt_token_ids)
-        if reader.trace.header.phase == "prefill":
+        if source.header.phase == "prefill":
             seen.append(of.forward_length)
         else:
             seen.append(max(p + 1, min(prompt, of.forward_length)))
     return np.array(seen, np.int64)
 
 
-def _sequences(reader: _Reader, node: Boundary, config: ModelConfig, samples: IntArray) -> dict[int, args.Sequence]:
+def _sequences(source: Source, node: Boundary, config: ModelConfig, samples: IntArray) -> dict[int, args.Sequence]:
     shape = (-1, config.num_key_value_heads, config.head_dim)
     found = {}
     for s in samples.tolist():
-        mine = _stored_prefix(reader, node, s)
-        keys, values = (
-            to_float32(reader.raw(name, mine), reader.trace.entry(name).dtype).reshape(shape)
-            for name in node.history_inputs
-        )
+        keys, values = (source.history(name, s).reshape(shape) for name in node.history_inputs)
         found[s] = args.Sequence(keys, values)
     return found
 

@@ -1,0 +1,244 @@
+"""Ablation from end to end: all origins in one forward, what each unit is worth, the smallest set that explains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from diffcheck.ablate.composite import Bench, align
+from diffcheck.ablate.contracts import explained, standing_for
+from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit
+from diffcheck.ablate.sides import Side, VoidError, unalignable
+from diffcheck.ablate.units import grouped, origins, units_of
+from diffcheck.ablate.walk import steps_planned, walk
+from diffcheck.boundaries import Boundary
+from diffcheck.infer import Inference
+from diffcheck.localize import Progress
+
+#: Seconds after which no further forward is started, and seconds of inference a side and unit.
+BUDGET = 600.0
+INFERENCE = 15.0
+#: Units of which pairs are tried: those that remove most alone.
+PAIRED = 3
+
+
+def ablate(
+    host: Side,
+    donor: Side,
+    nodes: Sequence[Boundary],
+    model: Path,
+    *,
+    infer: bool = False,
+    budget: float = BUDGET,
+    progress: Progress = lambda *_: None,
+) -> Ablation:
+    """Explain the logprob mismatch of two sides by putting ``donor``'s operators into ``host``'s live forward.
+
+    What is known when the time is up, or at Ctrl-C, is returned with the reason.
+
+    Args:
+        host: must be live. donor: gains from being live: its engine then proves every forward, see `composite`.
+        nodes: the dataflow graph that both sides share.
+        model: folder of the model's weights.
+        infer: also say in words in what the two sides' operators differ.
+
+    Raises:
+        RlkError: an engine failed.
+    """
+    started = time.monotonic()
+    unaligned = unalignable(nodes, donor.trace, host.trace)
+    bench = Bench(host, donor, nodes, [n.name for n in nodes if n.name not in unaligned], model)
+    answer = Ablation(host.name, donor.name, host.role, bench.baseline, unaligned=unaligned)
+    experiment = _Experiment(bench, answer, infer, started + budget, progress)
+    try:
+        experiment.run()
+    except VoidError as void:
+        answer.reason = f"{void}: nothing can be concluded from this engine's forwards"
+    except _TimeUpError:
+        answer.reason = f"the budget of {budget:.0f} s was spent"
+    except KeyboardInterrupt:
+        answer.reason = "interrupted"
+    _conclude(answer, unaligned)
+    answer.runs = {side.role: side.runs for side in (host, donor) if side.live}
+    answer.seconds = round(time.monotonic() - started, 2)
+    return answer
+
+
+class _TimeUpError(Exception):
+    """The budget is spent."""
+
+
+class _Experiment:
+    """One ablation under way; what it finds goes into its answer at once."""
+
+    def __init__(self, bench: Bench, answer: Ablation, infer: bool, deadline: float, progress: Progress) -> None:
+        self._bench, self._answer, self._infer = bench, answer, infer
+        self._deadline, self._progress = deadline, progress
+        self._members: Mapping[str, Sequence[str]] = {}
+        self._planned = 0
+
+    def run(self) -> None:
+        """Fill the answer.
+
+        Raises:
+            VoidError: a substitution did not take place.
+        """
+        bench, answer = self._bench, self._answer
+        if not bench.names:
+            answer.reason = "no boundary holds values on both sides"
+            return
+        self._tick("all operators at once, each on the donor's inputs")
+        run = bench.host.lockstep(bench.donor.trace, bench.names)
+        answer.origins, _ = origins(bench.nodes, bench.names, bench.donor.trace, run.given)
+        run.discard()
+        bench.differing = [o.boundary for o in answer.origins]
+        self._members = grouped(bench.differing)
+        answer.units = units_of(bench.nodes, self._members, answer.origins)
+        self._plan()
+        self._together()
+        self._find_contracts()
+        for unit in answer.units:
+            unit.alone = self._align([unit.name], f"{unit.name} alone")
+            unit.left_out = self._left_out(unit)
+        self._minimise()
+        self._pair()
+        answer.bracket = walk(bench, answer.origins, self._tick)
+
+    def _tick(self, what: str) -> None:
+        if time.monotonic() > self._deadline:
+            raise _TimeUpError
+        runs = self._bench.host.runs + self._bench.donor.runs
+        self._progress(f"ablation: {what}", min(runs, self._planned), self._planned)
+
+    def _plan(self) -> None:
+        """Say what will be run before it is."""
+        bench, answer = self._bench, self._answer
+        units, checks = len(answer.units), 2 if bench.donor.live else 1
+        pairs = min(units, PAIRED) * (min(units, PAIRED) - 1) // 2
+        walking = steps_planned(len(answer.origins))
+        answer.plan = [
+            f"{len(answer.origins)} origins in {units} units, found by 1 forward of {bench.host.name} on "
+            f"{bench.donor.name}'s values",
+            f"{units} units, each aligned alone and each left out, and {pairs} pairs: {2 * units + pairs} forwards"
+            + (", each proven by one of the other engine" if bench.donor.live else ""),
+            f"walking on: {walking} forwards",
+        ]
+        self._planned = 2 + checks * (2 * units + pairs) + walking
+        self._progress("plan: " + "; ".join(answer.plan), 0, 0)
+
+    def _together(self) -> None:
+        """Everything aligned: is what was seen all that parts the two sides?"""
+        bench, answer = self._bench, self._answer
+        self._tick("every unit aligned")
+        run = bench.host.spliced(bench.donor.trace, bench.differing)
+        stats = bench.against_donor(run.trace)
+        run.discard()
+        removed = Removed.of(answer.baseline, stats)
+        answer.together = Trial(list(self._members), stats, removed, "inputs", bench.host.name, 1)
+
+    def _find_contracts(self) -> None:
+        bench = self._bench
+        left, right = (bench.donor, bench.host) if bench.donor.role == "rollout" else (bench.host, bench.donor)
+        for unit in self._answer.units:
+            answers: dict[str, Inference] = {}
+            if self._infer:
+                unit.differs_in, unit.unexplained, both = explained(
+                    left, right, unit.boundaries[-1], bench.model, INFERENCE, self._progress
+                )
+                answers = {side.role: answer for side, answer in zip((left, right), both, strict=True)}
+            found = {}
+            for side in (bench.donor, bench.host):
+                self._tick(f"contract of {side.name}'s {unit.name}")
+                name, contract = standing_for(side, unit.boundaries, bench.model, answers.get(side.role))
+                found[side.role] = name
+                if contract is not None:
+                    known = bench.contracts.setdefault(side.role, {})
+                    known.update(dict.fromkeys(unit.boundaries, contract))
+            unit.donor_contract, unit.host_contract = found[bench.donor.role], found[bench.host.role]
+
+    def _align(self, aligned: Iterable[str], what: str) -> Trial:
+        self._tick(what)
+        return align(self._bench, self._members, list(aligned))
+
+    def _left_out(self, unit: Unit) -> Trial:
+        others = [name for name in self._members if name != unit.name]
+        return self._align(others, f"all but {unit.name}")
+
+    def _minimise(self) -> None:
+        """Drop what is not needed, then see that every member that is left is.
+
+        The units that can be left out one by one are first left out together, then, if that leaves a mismatch, one
+        after the other.
+        """
+        answer = self._answer
+        if answer.together is None or answer.together.logprobs.mismatch_count:
+            return
+        kept = [u.name for u in answer.units]
+        spare = [u.name for u in answer.units if u.left_out and _explains(u.left_out)]
+        if spare:
+            for drop in [spare] if len(spare) == 1 else [spare, *([name] for name in spare)]:
+                smaller = [name for name in kept if name not in drop]
+                trial = self._align(smaller, f"without {', '.join(drop)}")
+                if _explains(trial):
+                    kept, answer.together = smaller, trial
+                    if drop is spare:
+                        break
+        needed = [_breaks(u.left_out) for u in answer.units if u.name in kept]
+        if len(kept) < len(answer.units):
+            needed = [
+                _breaks(self._align([n for n in kept if n != name], f"the minimal set without {name}")) for name in kept
+            ]
+        answer.minimal, answer.minimal_verified = kept, all(needed)
+        for unit in answer.units:
+            unit.in_minimal = unit.name in kept
+
+    def _pair(self) -> None:
+        """How the units that remove most act together."""
+
+        def removes(unit: Unit) -> float:
+            return unit.alone.removed.mean if unit.alone else 0.0
+
+        strongest = sorted(self._answer.units, key=removes, reverse=True)[:PAIRED]
+        chosen = [u for u in self._answer.units if u in strongest]
+        for a, b in combinations(chosen, 2):
+            trial = self._align([a.name, b.name], f"{a.name} with {b.name}")
+            self._answer.pairs.append(Pair((a.name, b.name), (removes(a), removes(b)), trial))
+
+
+def _explains(trial: Trial) -> bool:
+    return trial.evidence != "unproven" and not trial.logprobs.mismatch_count
+
+
+def _breaks(trial: Trial | None) -> bool:
+    return trial is not None and trial.evidence != "unproven" and trial.logprobs.mismatch_count > 0
+
+
+def _conclude(answer: Ablation, unaligned: Mapping[str, str]) -> None:
+    """Status and one sentence."""
+    compared, before = answer.baseline.compared, answer.baseline.mismatch_count
+    if answer.together is None:
+        answer.summary = "Which operators part the logprobs is not known."
+        return
+    left = answer.together.logprobs
+    if left.mismatch_count:
+        answer.status = "remainder"
+        answer.summary = (
+            f"With every origin aligned, {left.mismatch_count:,} of {compared:,} logprobs still differ "
+            f"(max |difference| {left.max_abs_diff:.3g}): a remainder that no boundary shows."
+        )
+        seen = ", ".join(list(unaligned)[:3])
+        answer.reason = answer.reason or (f"not aligned: {seen}" if seen else "")
+        return
+    names = answer.minimal or [u.name for u in answer.units]
+    count = f"{len(names)} operators" if len(names) > 1 else "1 operator"
+    answer.summary = (
+        f"{count} of {answer.donor} in {answer.host}'s forward make all {compared:,} logprobs equal "
+        f"({before:,} differed): {', '.join(names)}."
+    )
+    if answer.reason:
+        return
+    answer.status = "explained"
+    if not answer.minimal_verified:
+        answer.reason = "that each of them is needed was not proven for all"

@@ -1,0 +1,154 @@
+"""A forward in which some operators are one side's and all others the other's, and the proof that it is one.
+
+The foreign operators must run on the inputs that this very forward has, which nobody recorded. A contract that gives
+all traced bits of a foreign operator lets the reference stand for it. Where none is known, the engines take turns: the
+values put in are replaced by what the foreign engine gives on the forward's present inputs, until nothing changes any
+more; each turn settles one more level of the dataflow. Either way the foreign engine has the last word: in lockstep on
+the finished forward it must give the bits that were put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diffcheck.ablate.recompute import Recompute
+from diffcheck.ablate.result import Evidence, Removed, Trial
+from diffcheck.ablate.sides import Run, Side, logprob_stats, same
+from diffcheck.boundaries import Boundary
+from diffcheck.trace.reader import Trace
+from diffcheck.verdict import LogprobStats
+from reference.contract import Contract
+
+#: Turns of the engines after which a forward is given up as unproven.
+TURNS = 8
+
+
+@dataclass
+class Bench:
+    """Both sides of one model, and what is known of their operators.
+
+    The donor's operators are put into the host; ``target`` are the donor's logprobs.
+    """
+
+    host: Side
+    donor: Side
+    nodes: Sequence[Boundary]
+    #: Boundaries at which values can be put in, in dataflow order.
+    names: Sequence[str]
+    #: Folder of the model, for the weights of recomputed operators.
+    model: Path
+    #: Boundaries at which the host's operator gives other bits than the donor's on equal inputs, in dataflow order.
+    differing: list[str] = field(default_factory=list)
+    #: Role of a side -> boundary -> contract that gives all bits of that side's operator there.
+    contracts: dict[str, dict[str, Contract]] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> LogprobStats:
+        return self.against_donor(self.host.trace)
+
+    def against_donor(self, trace: Trace) -> LogprobStats:
+        """Logprobs of ``trace`` and the donor, the rollout side as left."""
+        pair = (self.donor.trace, trace) if self.donor.role == "rollout" else (trace, self.donor.trace)
+        return logprob_stats(*pair)
+
+    def known(self, side: Side, names: Sequence[str]) -> dict[str, Contract]:
+        """Contracts of ``side`` at those of ``names`` where one is known."""
+        contracts = self.contracts.get(side.role, {})
+        return {name: contracts[name] for name in names if name in contracts}
+
+
+def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[str]) -> Trial:
+    """The forward in which the units named ``aligned`` are the donor's and the rest is the host's.
+
+    Of the two ways to make it, the one with fewer operators to be found out by turns: the host with ``aligned`` put in,
+    or the donor with all other units put in.
+
+    Args:
+        units: name -> boundaries, of all units.
+
+    Raises:
+        VoidError: a substitution did not take place.
+    """
+    put_in = [b for name in aligned for b in units[name]]
+    rest = [b for name in units if name not in aligned for b in units[name]]
+    ways = [(bench.host, bench.donor, put_in), (bench.donor, bench.host, rest)]
+    changed, other, foreign = min(
+        (way for way in ways if way[0].live),
+        # A foreign operator without a contract costs turns; with the foreign engine away it cannot be proven at all.
+        key=lambda way: (len(way[2]) - len(bench.known(way[1], way[2])), len(way[2])),
+    )
+    before = bench.host.runs + bench.donor.runs
+    stats, evidence, note = compose(bench, changed, other, _ordered(bench, foreign))
+    runs = bench.host.runs + bench.donor.runs - before
+    return Trial(list(aligned), stats, Removed.of(bench.baseline, stats), evidence, changed.name, runs, note)
+
+
+def _ordered(bench: Bench, names: Sequence[str]) -> list[str]:
+    chosen = set(names)
+    return [node.name for node in bench.nodes if node.name in chosen]
+
+
+def compose(
+    bench: Bench, changed: Side, other: Side, foreign: Sequence[str], turns: int = TURNS
+) -> tuple[LogprobStats, Evidence, str]:
+    """Logprobs of ``changed``'s forward with ``other``'s operators at ``foreign`` (in dataflow order), against the
+    donor's; how that is known; and a note for the reader.
+
+    Raises:
+        VoidError: a substitution did not take place.
+    """
+    contracts = bench.known(other, foreign)
+    values, wrong, elsewhere = other.trace, list(foreign), list[str]()
+    judged: Run | None = None
+    for _ in range(turns):
+        recomputed = [Recompute(name, c, other.trace.folder, bench.model) for name, c in contracts.items()]
+        run = changed.spliced(values, [name for name in foreign if name not in contracts], recomputed)
+        stats = bench.against_donor(run.trace)
+        if judged is not None:
+            judged.discard()
+        if not other.live:
+            evidence, note = _without_engine(bench, other, run.trace, foreign, contracts)
+            run.discard()
+            return stats, evidence, note
+        judged = other.lockstep(run.trace, bench.names)
+        values = judged.given
+        differing = [name for name in bench.names if not same(values, run.trace, name)]
+        run.discard()
+        wrong = [name for name in foreign if name in differing]
+        elsewhere = [name for name in differing if name not in foreign and name not in bench.differing]
+        if not wrong:
+            break
+        # The engine has refuted these contracts; from here on it answers itself.
+        contracts = {name: contract for name, contract in contracts.items() if name not in wrong}
+    if judged is not None:
+        judged.discard()
+    if wrong:
+        settled = f"{wrong[0]} was not settled after {turns} turns of the two engines"
+        return stats, "unproven", f"{settled} ({len(wrong)} boundaries in all)"
+    if elsewhere:
+        return stats, "engine", f"on these inputs the sides also differ at {', '.join(elsewhere[:3])}"
+    return stats, "engine", ""
+
+
+def _without_engine(
+    bench: Bench, other: Side, after: Trace, foreign: Sequence[str], contracts: Mapping[str, Contract]
+) -> tuple[Evidence, str]:
+    """How far a forward can be believed whose foreign engine is not live."""
+    nodes = {node.name: node for node in bench.nodes}
+    moved = []
+    for name in foreign:
+        node = nodes[name]
+        sources = [s for s in (*node.inputs, *node.fused_inputs) if s in bench.names]
+        if not all(same(after, other.trace, s) for s in sources):
+            moved.append(name)
+    if not moved:
+        return "inputs", ""
+    open_ = [name for name in moved if name not in contracts]
+    if open_:
+        return (
+            "unproven",
+            f"{open_[0]} has other inputs than were traced, and {other.name} is not live to say its outputs",
+        )
+    return "contract", ""

@@ -1,0 +1,139 @@
+"""The intervention that puts the reference operator, under a contract, into a live forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from diffcheck.bits import UIntArray, to_float32
+from diffcheck.boundaries import Boundary
+from diffcheck.capture.interventions import IntArray
+from diffcheck.capture.recorder import Rows
+from diffcheck.capture.replace import converted
+from diffcheck.errors import InputError
+from diffcheck.infer.arguments import call
+from diffcheck.infer.sites import arguments_of, node_of, operator_inputs
+from diffcheck.infer.weights import TracedWeights
+from diffcheck.samples import Sample
+from diffcheck.trace.reader import Trace
+from diffcheck.trace.schema import Header
+from reference.checks import Float32Array
+from reference.contract import Contract, from_json
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """One boundary computed by the reference under ``contract``, from the inputs that the live forward has there.
+
+    Which inputs they are (a fusing engine's norm reads the unrounded sum), and the facts of the call, are those of the
+    side that made ``trace``. Among the interventions of a plan, those at the inputs must come earlier.
+    """
+
+    boundary: str
+    contract: Contract
+    #: Trace of the side whose operator this is, and the folder of its model.
+    trace: Path
+    model: Path
+    aligns: ClassVar[bool] = True
+    _live: list[_Live] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(operator_inputs(Trace(self.trace), self.boundary).values())
+
+    def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        """Raises:
+        InputError: the live forward did not show an input first, a weight is not the traced one, or the live dtype
+            cannot hold the contract's result.
+        """
+        if not self._live:
+            self._live.append(_Live(self.trace, self.boundary, self.model))
+        live = self._live[0]
+        if name != self.boundary:
+            live.see(name, sample, position, to_float32(bits, dtype))
+            return None
+        mine = live.planned(sample, position)
+        if not mine.any():
+            return None
+        result = live.compute(Rows(sample[mine], position[mine]), self.contract)
+        changed = bits.copy()
+        changed[mine] = converted(name, result.view(np.uint32), "float32", dtype)
+        return changed
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "recompute",
+            "boundary": self.boundary,
+            "contract": self.contract.to_json(),
+            "trace": str(self.trace),
+            "model": str(self.model),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Recompute:
+        return cls(data["boundary"], from_json(data["contract"]), Path(data["trace"]), Path(data["model"]))
+
+
+class _Live:
+    """Rows that the forward has shown so far, as the source of a call (`diffcheck.infer.sites.Source`)."""
+
+    def __init__(self, trace: Path, boundary: str, model: Path) -> None:
+        side = Trace(trace)
+        self.header: Header = side.header
+        self.samples = [Sample.from_json(s) for s in self.header.samples]
+        self.place = Rows.of(0, range(0))
+        self._node: Boundary = node_of(side, boundary)
+        self._inputs = operator_inputs(side, boundary)
+        self._weights = TracedWeights(model, self.header.object.weights, self.header.dtype)
+        self._rows: dict[str, dict[tuple[int, int], Float32Array]] = {}
+
+    def see(self, name: str, sample: IntArray, position: IntArray, values: Float32Array) -> None:
+        kept = self._rows.setdefault(name, {})
+        kept.update(zip(zip(sample.tolist(), position.tolist(), strict=True), values, strict=True))
+
+    def planned(self, sample: IntArray, position: IntArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Rows that the boundary has: no padding, no last token, and for the head none before the response."""
+        stop = np.array([s.forward_length for s in self.samples], np.int64)
+        start = np.zeros_like(stop)
+        if self._node.rows == "response":
+            start = np.array([len(s.prompt_token_ids) - 1 for s in self.samples], np.int64)
+        of = np.maximum(sample, 0)
+        return np.asarray((sample >= 0) & (position >= start[of]) & (position < stop[of]))
+
+    def compute(self, rows: Rows, contract: Contract) -> Float32Array:
+        """[rows, width], float32."""
+        self.place = rows
+        with np.errstate(all="ignore"):
+            return call(
+                arguments_of(self, self._node, self._inputs, np.arange(len(rows)), self._weights),
+                contract,
+            )
+
+    def values(self, name: str, rows: IntArray) -> Float32Array:
+        keys = zip(self.place.sample[rows].tolist(), self.place.position[rows].tolist(), strict=True)
+        return self._stack(name, list(keys))
+
+    def history(self, name: str, sample: int) -> Float32Array:
+        """Keys that a later call will see are zeros: the mask keeps them out."""
+        seen = self._rows.get(name, {})
+        width = next(iter(seen.values())).shape[0]
+        out = np.zeros((self.samples[sample].forward_length, width), np.float32)
+        for position in range(len(out)):
+            if (sample, position) in seen:
+                out[position] = seen[sample, position]
+        return out
+
+    def _stack(self, name: str, keys: list[tuple[int, int]]) -> Float32Array:
+        kept = self._rows.get(name, {})
+        missing = [key for key in keys if key not in kept]
+        if missing:
+            raise InputError(
+                f"{self._node.name} cannot be recomputed: its input {name} was not seen first at sample "
+                f"{missing[0][0]}, position {missing[0][1]}",
+                "the engine computes them in another order: align values instead",
+            )
+        return np.stack([kept[key] for key in keys])
