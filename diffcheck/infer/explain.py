@@ -14,6 +14,7 @@ from diffcheck.compare import compare_boundary, why_unobserved
 from diffcheck.infer.answer import Inference, Undecided, differences
 from diffcheck.infer.arguments import IntArray
 from diffcheck.infer.candidates import Candidates
+from diffcheck.infer.journal import Journal
 from diffcheck.infer.probes import decide
 from diffcheck.infer.search import Clock, Found, Progress, search
 from diffcheck.infer.sites import Site, UnknowableError, node_of, site
@@ -69,7 +70,7 @@ def infer(
         return answer
     clock = Clock(budget)
     preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
-    question, trial, candidates, found = _search(question, rows, preferred, clock, progress)
+    question, trial, candidates, found = _search(trace, question, rows, preferred, clock, progress)
     _fill(answer, question, candidates, found)
     answer.columns, answer.width = trial.width, question.target.shape[1]
     if answer.fits:
@@ -81,13 +82,22 @@ def infer(
 
 
 def _search(
-    question: Site, rows: int, preferred: IntArray | None, clock: Clock, progress: Progress
+    trace: Trace, question: Site, rows: int, preferred: IntArray | None, clock: Clock, progress: Progress
 ) -> tuple[Site, Trial, Candidates, Found]:
     """The search; a log-probability without an observed log-sum-exp is tried with that of every known profile."""
     best: tuple[Site, Trial, Candidates, Found] | None = None
     for name, asked in _with_logsumexp(question):
         candidates, trial = Candidates.of(asked), Trial(asked, rows, preferred)
-        found = search(trial, candidates, clock, progress)
+        journal = Journal(trace, trial, candidates)
+        try:
+            found = search(trial, candidates, clock, progress, journal.get)
+        except BaseException:
+            clock.interrupted = True
+            raise
+        finally:
+            journal.close(finished=not clock.over)
+        if clock.over and not found.complete:
+            found.stopped += "; run again, it goes on from there"
         if name:
             found.complete = False
             found.stopped = (

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from diffcheck.infer.candidates import Candidates
-from diffcheck.infer.trial import Level, Score, Trial
+from diffcheck.infer.trial import Score, Trial
 from reference.contract import Contract
 from reference.dot import remember
 
 #: ``progress(what, done, total)``.
 Progress = Callable[[str, int, int], None]
+#: How a contract does at one of a trial's levels (its index); None where it is impossible for the shapes.
+Scorer = Callable[[Contract, int], Score | None]
 
 #: Starting points and members of a class that a search field by field goes through.
 _STARTS = 3
@@ -82,26 +84,39 @@ class _Board:
         return [e[3] for e in sorted(self._entries, reverse=True, key=lambda e: e[:3])[:_NEAREST]]
 
 
-def search(trial: Trial, candidates: Candidates, clock: Clock, progress: Progress) -> Found:
-    """Find every contract of the space that gives the side's bits."""
+def search(
+    trial: Trial, candidates: Candidates, clock: Clock, progress: Progress, score: Scorer | None = None
+) -> Found:
+    """Find every contract of the space that gives the side's bits.
+
+    Args:
+        score: `Trial.at` of ``trial`` with a memory that outlives an interruption; None: without one.
+    """
+    score = score or trial.at
     board = _Board()
     found = Found()
     try:
         if candidates.exhaustive:
-            _screen(trial, candidates, clock, progress, board, found)
+            _screen(trial, score, candidates, clock, progress, board, found)
         else:
-            _climb(trial, candidates, clock, progress, board, found)
+            _climb(trial, score, candidates, clock, progress, board, found)
     except KeyboardInterrupt:
         clock.interrupted = True
     if not found.complete:
         found.stopped = found.stopped or clock.reason
     if not found.fits:
-        _name_nearest(trial, board, found)
+        _name_nearest(trial, score, board, found)
     return found
 
 
 def _screen(
-    trial: Trial, candidates: Candidates, clock: Clock, progress: Progress, board: _Board, found: Found
+    trial: Trial,
+    score: Scorer,
+    candidates: Candidates,
+    clock: Clock,
+    progress: Progress,
+    board: _Board,
+    found: Found,
 ) -> None:
     """Every computation of the space on one row, what is left on four, and so on."""
     found.total = candidates.count
@@ -119,20 +134,28 @@ def _screen(
                         found.fits, found.pending = passed, [contract, *remaining]
                     return
                 progress(what, done, count)
-                score = trial.score(contract, level)
+                result = score(contract, depth)
                 found.tried += depth == 0
-                if score is None:
+                if result is None:
                     continue
-                if score.fits:
+                if result.fits:
                     passed.append(contract)
-                    found.score = score
+                    found.score = result
                 else:
-                    board.note(depth, score, contract)
+                    board.note(depth, result, contract)
         alive, count = passed, len(passed)
     found.tried, found.complete, found.fits = found.total, True, passed
 
 
-def _climb(trial: Trial, candidates: Candidates, clock: Clock, progress: Progress, board: _Board, found: Found) -> None:
+def _climb(
+    trial: Trial,
+    compute: Scorer,
+    candidates: Candidates,
+    clock: Clock,
+    progress: Progress,
+    board: _Board,
+    found: Found,
+) -> None:
     """From the profiles, change one field at a time while that brings more elements into agreement; from a contract
     that fits, walk to its neighbours that fit too. Not a proof that there are no others.
     """
@@ -143,7 +166,7 @@ def _climb(trial: Trial, candidates: Candidates, clock: Clock, progress: Progres
         if (contract, depth) not in seen:
             found.tried += 1
             progress(f"{candidates.operator}: field by field", found.tried % 1000, 1000)
-            seen[contract, depth] = trial.score(contract, trial.levels[depth])
+            seen[contract, depth] = compute(contract, depth)
         return seen[contract, depth]
 
     last = len(trial.levels) - 1
@@ -167,7 +190,8 @@ def _climb(trial: Trial, candidates: Candidates, clock: Clock, progress: Progres
             if reached is None or not reached.fits:
                 break
         else:
-            _walk_class(contract, trial, candidates, clock.at_most(_WALK_SECONDS), partial(score, depth=last), found)
+            limit = clock.at_most(_WALK_SECONDS)
+            _walk_class(contract, candidates, limit, lambda c: compute(c, 0), lambda c: score(c, last), found)
             return
     found.stopped = "the space is too large to try every contract; the known profiles and their neighbours were tried"
 
@@ -187,9 +211,9 @@ def _best_step(
 
 def _walk_class(
     start: Contract,
-    trial: Trial,
     candidates: Candidates,
     clock: Clock,
+    first: Callable[[Contract], Score | None],
     score: Callable[[Contract], Score | None],
     found: Found,
 ) -> None:
@@ -205,8 +229,8 @@ def _walk_class(
                 continue
             known.add(neighbour)
             # The first level refutes most of them at the cost of one row.
-            first = trial.score(neighbour, trial.levels[0])
-            if first is None or not first.fits:
+            one_row = first(neighbour)
+            if one_row is None or not one_row.fits:
                 continue
             s = score(neighbour)
             if s is not None and s.fits:
@@ -215,16 +239,15 @@ def _walk_class(
     found.stopped = "the space is too large to try every contract: others may fit too"
 
 
-def _name_nearest(trial: Trial, board: _Board, found: Found) -> None:
+def _name_nearest(trial: Trial, score: Scorer, board: _Board, found: Found) -> None:
     """The best miss on the sampled rows."""
-    level: Level = trial.sampled
+    every = len(trial.levels) - 1
     for contract in board.best():
-        s = trial.score(contract, level)
+        s = score(contract, every - 1)
         if s is not None and (found.nearest is None or s.share > found.score.share):
             found.nearest, found.score = contract, s
     if found.nearest is not None:
-        full = trial.score(found.nearest, trial.levels[-1])
-        found.score = full or found.score
+        found.score = score(found.nearest, every) or found.score
 
 
-__all__ = ["Clock", "Found", "Progress", "search"]
+__all__ = ["Clock", "Found", "Progress", "Scorer", "search"]

@@ -72,14 +72,14 @@ class Trial:
         self.levels.append(Level(every, self._columns(self._affordable_columns(every.size))))
 
     @property
-    def sampled(self) -> Level:
-        return self.levels[-2]
-
-    @property
     def width(self) -> int:
         """Outputs of a row that the last level looks at."""
         columns = self.levels[-1].columns
         return int(self.site.target.shape[1] if columns is None else columns.size)
+
+    def at(self, contract: Contract, depth: int) -> Score | None:
+        """`score` at level ``depth`` of `levels`."""
+        return self.score(contract, self.levels[depth])
 
     def score(self, contract: Contract, level: Level) -> Score | None:
         """Bits of ``contract`` against the side's; None where the contract is impossible for these shapes."""
