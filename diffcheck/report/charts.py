@@ -20,7 +20,7 @@ _STEPS = (1, 2, 2.5, 5, 10)
 
 
 def tag(name: str, *content: object, **attributes: object) -> Markup:
-    """An element; ``content`` is escaped unless it is Markup. ``class_`` and ``stroke_width`` lose or turn their
+    """An element, closed at once where it is empty (as SVG's may be); ``content`` is escaped unless it is Markup. ``class_`` and ``stroke_width`` lose or turn their
     underscore; numbers are cut to a hundredth of a pixel; attributes that are None are left out.
     """
     parts = []
@@ -28,8 +28,10 @@ def tag(name: str, *content: object, **attributes: object) -> Markup:
         if value is not None:
             text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
             parts.append(Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), text))
-    inside = Markup("").join(escape(c) for c in content)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), Markup("").join(parts), inside)
+    head = Markup("").join((Markup(name), *parts))
+    if not content:
+        return Markup("<{}/>").format(head)
+    return Markup("<{}>{}</{}>").format(head, Markup("").join(escape(c) for c in content), Markup(name))
 
 
 def svg(width: float, height: float, label: str, *content: Markup) -> Markup:

@@ -54,11 +54,12 @@ def _class_name(k: int) -> str:
     return f"{2 ** (k - 1)}" if k < 11 else f"2{str(k - 1).translate(_SUPERSCRIPTS)}"
 
 
-def sparkline(histogram: Histogram, classes: int) -> Markup:
-    """A histogram as small as a word: all differing elements, a bar a power of two."""
+def sparkline(histograms: Sequence[Histogram], classes: int) -> Markup:
+    """A histogram as small as a word: the differing elements of one or several boundaries, a bar a power of two."""
     step, height = 5.0, 16.0
-    counts = histogram.counts[1 : classes + 1]
-    top = np.log10(max(10, int(histogram.counts.sum())))
+    every = np.sum([h.counts for h in histograms], axis=0)
+    counts = every[1 : classes + 1]
+    top = np.log10(max(10, int(every.sum())))
     bars = []
     for k, n in enumerate(counts.tolist()):
         if n:

@@ -147,10 +147,8 @@ def _boundary(group: Sequence[BoundaryResult], measured: Measured, classes: int)
         return Row([name, label, "", "", "", ""], status)
     ulp = [r.max_ulp for r in group if r.max_ulp is not None]
     apart = [r.max_abs for r in group if r.max_abs is not None]
-    small: object = ""
-    if len(group) == 1:
-        found = measured.histograms.get(name)
-        small = figures.sparkline(found, classes) if found else tag("span", "digests only", class_="muted")
+    found = [measured.histograms[r.name] for r in group if r.name in measured.histograms]
+    small = figures.sparkline(found, classes) if found else tag("span", "digests only", class_="muted")
     sizes = brief(max(apart)) if apart else "–", short_count(max(ulp)) if ulp else "–"
     return Row([name, label, share(_joined(group)), *sizes, small], status)
 
