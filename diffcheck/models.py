@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ _TINY = {
 }
 #: Standard deviation of the random weights: large enough that logprobs spread over several nats.
 _TINY_STD = 0.08
+#: Layers, hidden size and vocabulary, to know it without fetching it.
+_SMOLLM2_SHAPE = (30, 576, 49152)
 _SMOLLM2_SAMPLES = (
     ("The capital of France is", " Paris, and the capital of Italy is Rome."),
     ("Question: What is 17 plus 25? Answer:", " 42, because 17 plus 20 is 37 and 37 plus 5 is 42."),
@@ -97,6 +100,14 @@ BUILT_IN: dict[str, Callable[[Path], None]] = {
     "tiny-qwen3-tied": lambda folder: make_random_model(folder, tie_word_embeddings=True),
     "smollm2-135m": _smollm2,
 }
+
+
+def could_be(name: str, config: ModelConfig) -> bool:
+    """Whether built-in model ``name`` has the shape of ``config``; makes and fetches nothing."""
+    if name == "smollm2-135m":
+        return (config.num_hidden_layers, config.hidden_size, config.vocab_size) == _SMOLLM2_SHAPE
+    tied = name == "tiny-qwen3-tied"
+    return config == replace(ModelConfig.from_dict({**_TINY, "tie_word_embeddings": tied}), dtype=config.dtype)
 
 
 def cache_folder() -> Path:

@@ -12,7 +12,6 @@ from rich.console import Console
 from diffcheck.errors import ExitCode
 from diffcheck.files import check_writable, write_text
 from diffcheck.infer.explain import BUDGET, ROWS
-from diffcheck.models import BUILT_IN
 from diffcheck.report.progress import ProgressLine
 
 
@@ -20,8 +19,8 @@ def infer(
     trace: Annotated[Path, typer.Argument(help="Trace folder of one side.")],
     boundary: Annotated[str, typer.Option("--boundary", help="e.g. layers.0.input_layernorm.")],
     model: Annotated[
-        str, typer.Option("--model", help=f"The traced model: a Hugging Face folder, or {', '.join(BUILT_IN)}.")
-    ] = "tiny-qwen3",
+        str | None, typer.Option("--model", help="Folder of the traced model, where it is not found by itself.")
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows sampled before all are looked at.")] = ROWS,
     budget: Annotated[
         float, typer.Option("--budget", min=0.1, help="Seconds; what is known then is reported.")
@@ -39,15 +38,15 @@ def infer(
     Exit codes: 0 at least one contract fits, 2 usage or environment error, 3 not the traced weights, 4 inconclusive.
     """
     from diffcheck.infer.explain import infer as run_inference
+    from diffcheck.infer.model import find_model
     from diffcheck.infer.report import print_inference
-    from diffcheck.models import resolve_model
     from diffcheck.trace.reader import Trace
 
     if json_out:
         check_writable(json_out)
     with ProgressLine(Console(stderr=True)) as progress:
         opened = Trace(trace)
-        folder, _ = resolve_model(model, lambda text: progress(text, 0, 0))
+        folder = find_model(opened.header, model, lambda text: progress(text, 0, 0))
         answer = run_inference(opened, boundary, folder, rows=rows, budget=budget, progress=progress)
     if json_out:
         write_text(json_out, json.dumps(answer.to_json(), indent=1) + "\n")
