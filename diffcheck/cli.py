@@ -138,6 +138,9 @@ def localize(
     ] = None,
     every: _Every = False,
     infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Find the operators whose alignment makes the logprobs equal.")
+    ] = False,
 ) -> None:
     """Name the first boundary at which two engines diverge.
 
@@ -145,6 +148,7 @@ def localize(
 
       rlk-diff localize
       rlk-diff localize --infer
+      rlk-diff localize --ablate --infer
       rlk-diff localize --model smollm2-135m --json verdict.json --html report.html
       rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
       rlk-diff localize --rollout vllm --train vllm --phase prefill

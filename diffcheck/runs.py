@@ -10,11 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from diffcheck.ablate import Side, ablate
+from diffcheck.boundaries import graph
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import InputError
 from diffcheck.infer import explain
+from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
 from diffcheck.models import built_in_samples, resolve_model
@@ -57,6 +60,8 @@ class RunSettings:
     keep: Path | None = None
     #: Find each side's contract at the first divergence.
     infer: bool = False
+    #: Find the operators whose alignment makes the logprobs equal.
+    ablate: bool = False
     #: Write the verdict as a page, while the traces are there.
     html: Path | None = None
 
@@ -199,6 +204,17 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         return session.capture(plan)
 
 
+@dataclass
+class _Captured:
+    """One side of a run: its trace and, where it is live, its engine and the plan, responses included."""
+
+    trace: Path
+    session: EngineSession | None = None
+    plan: CapturePlan | None = None
+    #: Whether it wrote its own responses.
+    drew: bool = False
+
+
 def run_localize(settings: RunSettings, rollout: str, train: str, progress: Progress) -> tuple[Verdict, Timings]:
     """``rlk-diff localize``: both sides, then the verdict.
 
@@ -211,23 +227,67 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
     timings = Timings()
     check_side(rollout)
     check_side(train)
+    if settings.ablate:
+        _check_ablation(settings, rollout, train)
     with ExitStack() as stack:
         folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlk-localize-")))
         folder.mkdir(parents=True, exist_ok=True)
-        left, right = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
-        verdict = localize(Trace(left), Trace(right), progress)
+        sides = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
+        left, right = Trace(sides["rollout"].trace), Trace(sides["train"].trace)
+        verdict = localize(left, right, progress)
         timings.mark("compare")
-        if settings.infer and verdict.first_divergence and not withdraw(verdict, _unsteady(left, right, folder)):
-            model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
-            explain(verdict, Trace(left), Trace(right), model.folder, progress=progress)
-            timings.mark("infer")
+        why = settings.infer or settings.ablate
+        if why and verdict.first_divergence and not withdraw(verdict, _unsteady(left.folder, right.folder, folder)):
+            # Two traces may be of any model; live sides are of the named one.
+            found = find_model(left.header, settings.model, lambda text: progress(text, 0, 0))
+            model = LoadedModel(settings.model, found, ModelConfig.from_folder(found))
+            if settings.infer:
+                explain(verdict, left, right, model.folder, progress=progress)
+                timings.mark("infer")
+            if settings.ablate:
+                _ablate(verdict, sides, model, settings, progress)
+                timings.mark("ablate")
         verdict.evidence["seconds"] = timings.seconds
         if settings.html:
             from diffcheck.report.html import write_report
 
-            write_report(settings.html, verdict, Trace(left), Trace(right), progress)
+            write_report(settings.html, verdict, left, right, progress)
             timings.mark("page")
     return verdict, timings
+
+
+def _check_ablation(settings: RunSettings, rollout: str, train: str) -> None:
+    """Raises:
+    InputError: no live engine, or traces without values.
+    """
+    if is_trace(rollout) and is_trace(train):
+        raise InputError("--ablate changes a live forward, and both sides are traces", "give an engine as one side")
+    if settings.level != "full":
+        raise InputError(f"--ablate needs all values, not --level {settings.level}", "use --level full")
+    for name in (rollout, train):
+        if is_trace(name) and (level := Trace(Path(name)).header.level) != "full":
+            raise InputError(f"{name}: --ablate needs all values, not a trace of level {level}", "capture it as full")
+
+
+def _ablate(
+    verdict: Verdict, sides: dict[str, _Captured], model: LoadedModel, settings: RunSettings, progress: Progress
+) -> None:
+    """Fill ``verdict.ablation``: the train side's forward, if it is live, with the rollout's operators."""
+    with tempfile.TemporaryDirectory(prefix="rlk-ablate-") as scratch:
+        both = {
+            role: Side(role, Trace(side.trace), Path(scratch), side.session, side.plan) for role, side in sides.items()
+        }
+        recorded = [side for role, side in both.items() if sides[role].drew]
+        if withdraw(verdict, {side.role: side.unlike_itself() for side in recorded}):
+            return
+        host, donor = (both["train"], both["rollout"]) if both["train"].live else (both["rollout"], both["train"])
+        same = donor.trace.header.tensor_parallel == host.trace.header.tensor_parallel
+        nodes = graph(model.config, host.trace.header.tensor_parallel if same else 1)
+        answer = ablate(host, donor, nodes, model.folder, infer=settings.infer, progress=progress)
+        verdict.ablation = [answer.to_json()]
+        if answer.void:
+            verdict.verdict = "inconclusive"
+            verdict.summary = f"{verdict.summary} Why is not known: {answer.reason}."
 
 
 def _capture_sides(
@@ -238,11 +298,13 @@ def _capture_sides(
     progress: Progress,
     stack: ExitStack,
     timings: Timings,
-) -> tuple[Path, Path]:
+) -> dict[str, _Captured]:
+    """Both sides by role: "rollout" and "train"."""
     sides = {"rollout": rollout, "train": train}
     live = [side for side, name in sides.items() if not is_trace(name)]
+    captured = {side: _Captured(Path(name)) for side, name in sides.items()}
     if not live:
-        return Path(rollout), Path(train)
+        return captured
     model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
     if is_trace(rollout):
         samples = [Sample.from_json(s) for s in Trace(Path(rollout)).header.samples]
@@ -263,7 +325,6 @@ def _capture_sides(
         )
         sessions[side] = stack.enter_context(EngineSession(options, progress, _log(settings, name, side)))
         plans[side] = plan
-    traces = {side: Path(name) for side, name in sides.items()}
     for side in live:
         sessions[side].wait_ready()
         timings.mark(f"start {sides[side]}" if rollout != train else f"start {sides[side]} ({side})")
@@ -271,15 +332,17 @@ def _capture_sides(
         swaps = [o for o in settings.overrides if o.side == side and o.field == "swap_tokens"]
         _, plan = apply_overrides(swaps, sessions[side].options, replace(plans[side], samples=tuple(samples)))
         result = sessions[side].capture(plan)
-        traces[side] = result.trace
         timings.mark(f"run {sides[side]}" if rollout != train else f"run {sides[side]} ({side})")
-        if settings.infer:
-            shutil.rmtree(_again(out := result.trace), ignore_errors=True)
-            sessions[side].capture(replace(plan, out=_again(out), level="digest"))
+        if settings.infer or settings.ablate:
+            shutil.rmtree(_again(result.trace), ignore_errors=True)
+            sessions[side].capture(replace(plan, out=_again(result.trace), level="digest"))
             timings.mark("run again")
+        drew = any(not s.response_token_ids for s in plan.samples)
+        finished = replace(plan, samples=tuple(result.samples))
+        captured[side] = _Captured(result.trace, sessions[side], finished, drew)
         if side == "rollout":
             samples = result.samples
-    return traces["rollout"], traces["train"]
+    return captured
 
 
 def _again(trace: Path) -> Path:

@@ -55,7 +55,7 @@ def ablate(
     try:
         experiment.run()
     except VoidError as void:
-        answer.reason = f"{void}: nothing can be concluded from this engine's forwards"
+        answer.void, answer.reason = True, f"{void}, so nothing follows from this engine's forwards"
     except _TimeUpError:
         answer.reason = f"the budget of {budget:.0f} s was spent"
     except KeyboardInterrupt:
@@ -96,6 +96,8 @@ class _Experiment:
         bench.differing = [o.boundary for o in answer.origins]
         self._members = grouped(bench.differing)
         answer.units = units_of(bench.nodes, self._members, answer.origins)
+        if not answer.baseline.mismatch_count:
+            return
         self._plan()
         self._together()
         self._find_contracts()
@@ -218,6 +220,10 @@ def _breaks(trial: Trial | None) -> bool:
 def _conclude(answer: Ablation, unaligned: Mapping[str, str]) -> None:
     """Status and one sentence."""
     compared, before = answer.baseline.compared, answer.baseline.mismatch_count
+    if not before and not answer.reason:
+        answer.status = "explained"
+        answer.summary = f"All {compared:,} logprobs are equal: what differs before them is absorbed on the way."
+        return
     if answer.together is None:
         answer.summary = "Which operators part the logprobs is not known."
         return

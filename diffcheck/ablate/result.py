@@ -132,6 +132,8 @@ class Ablation:
     summary: str = ""
     #: What keeps the answer from being whole; empty if nothing does.
     reason: str = ""
+    #: Whether an engine did not take what was put in: then nothing follows from its forwards.
+    void: bool = False
     #: What was going to be run, printed before it ran.
     plan: list[str] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)

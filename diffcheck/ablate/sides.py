@@ -23,6 +23,7 @@ from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.replace import Replace, converted
 from diffcheck.compare import why_unobserved
 from diffcheck.errors import InputError
+from diffcheck.infer.repeat import unrepeated
 from diffcheck.trace.reader import Trace
 from diffcheck.verdict import LogprobStats
 
@@ -100,6 +101,15 @@ class Side:
         )
         result = self.engine.capture(plan)
         return Run(Trace(result.trace), Trace(plan.computed) if plan.computed else None)
+
+    def unlike_itself(self) -> str:
+        """Where a forward on the recorded tokens differs from the traced one that drew them, in words; empty if
+        nowhere.
+        """
+        run = self.run()
+        why = unrepeated(self.trace, run.trace)
+        run.discard()
+        return why
 
     def lockstep(self, source: Trace, names: Iterable[str]) -> Run:
         """A forward on ``source``'s values at all ``names``.

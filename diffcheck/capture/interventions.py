@@ -28,7 +28,7 @@ class Intervention(Protocol):
 
     @property
     def aligns(self) -> bool:
-        """Whether it puts another side's operator in place: what the engine itself computed is what was there before."""
+        """Whether it puts another side's operator in place: what the engine computed is what was there before."""
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         """New patterns [rows, width] of the same type, or None to leave these rows alone.

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.ablate.report import print_ablation
 from diffcheck.infer.report import print_contracts
 from diffcheck.report.folding import by_reason, equal_before, folded, layer_of, short_count, side_in_words, span_of
 from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
@@ -34,6 +35,8 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
     if verdict.first_divergence:
         console.print(_divergence(verdict.first_divergence))
         print_contracts(verdict.contracts, console)
+    for ablation in verdict.ablation:
+        print_ablation(ablation, console)
     if verdict.boundaries:
         console.print(_table(verdict.boundaries, every_boundary))
     if verdict.first_divergence and (strip := _strip(verdict.boundaries)):

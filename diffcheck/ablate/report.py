@@ -1,0 +1,141 @@
+"""What ablation found, for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+_STYLE = {"explained": "green", "remainder": "yellow", "inconclusive": "yellow"}
+_BAR = 10
+
+
+def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
+    """Print one entry of ``verdict.ablation``."""
+    style = _STYLE[ablation["status"]]
+    parts: list[RenderableType] = [Text(ablation["summary"])]
+    if ablation["reason"]:
+        parts.append(Text(ablation["reason"], style="yellow"))
+    if ablation["units"] and ablation["units"][0]["alone"]:
+        parts += [Text(""), _units(ablation)]
+        parts += list(_notes(ablation))
+    if any(o["after"] for o in ablation["origins"]):
+        parts += [Text(""), _walk(ablation)]
+    parts += [Text(line, style="dim") for line in _cost(ablation)]
+    title = f"[bold {style}]Ablation: {ablation['donor']}'s operators in {ablation['host']}'s forward"
+    console.print(Panel(Group(*parts), title=title, title_align="left", border_style=style))
+
+
+def _units(ablation: Mapping[str, Any]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("operator", overflow="fold")
+    for heading in ("alone removes", "left out leaves"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for unit in ablation["units"]:
+        needed = unit["in_minimal"]
+        name = Text(_short(unit), style="bold" if needed else "dim")
+        for difference in unit["differs_in"]:
+            name.append(f"\n  {difference['sentence']}", style="not bold")
+        if unit["unexplained"]:
+            name.append(f"\n  {unit['unexplained']}", style="not bold yellow")
+        alone, left_out = unit["alone"], unit["left_out"]
+        leaves = 1 - left_out["removed"]["mean"] if left_out else None
+        table.add_row(
+            name, _removed(alone), "" if leaves is None else _percent(leaves) + _mark(left_out), _bar(leaves or 0.0)
+        )
+    return table
+
+
+def _removed(trial: Mapping[str, Any] | None) -> str:
+    return "" if trial is None else _percent(trial["removed"]["mean"]) + _mark(trial)
+
+
+def _mark(trial: Mapping[str, Any]) -> str:
+    return "?" if trial["evidence"] == "unproven" else ""
+
+
+def _short(unit: Mapping[str, Any]) -> str:
+    """The operator, and in how many layers it differs."""
+    name = str(unit["name"])
+    return f"{name.removeprefix('layers.*.')} × {len(unit['boundaries'])}" if "*" in name else name
+
+
+def _percent(share: float) -> str:
+    """Of the mean |difference| of the logprobs. Small shares keep their sign and are not called nothing."""
+    if share and abs(share) < 0.001:
+        return "< 0.1 %" if share > 0 else "> -0.1 %"
+    return f"{100 * share:.1f} %"
+
+
+def _bar(share: float) -> Text:
+    filled = round(_BAR * min(1.0, max(0.0, share)))
+    return Text("█" * filled + "·" * (_BAR - filled), style="red" if filled else "dim")
+
+
+def _notes(ablation: Mapping[str, Any]) -> Iterator[Text]:
+    units = ablation["units"]
+    if ablation["minimal"] and len(units) > 1:
+        alone = sum(u["alone"]["removed"]["mean"] for u in units if u["alone"] and u["in_minimal"])
+        yield Text(f"One by one they remove {_percent(alone)} in sum; together, 100 %.")
+    for pair in ablation["pairs"]:
+        a, b = (_percent(x) for x in pair["alone"])
+        names = " and ".join(name.removeprefix("layers.*.") for name in pair["units"])
+        yield Text(f"  {names}: alone {a} and {b}, both {_removed(pair['trial'])}", style="dim")
+    spare = [u["name"] for u in units if not u["in_minimal"]]
+    if ablation["minimal"] and spare:
+        yield Text(f"Differ without being needed: {', '.join(spare)}")
+    if ablation["minimal_verified"] and len(ablation["minimal"]) > 1:
+        yield Text("The set is minimal: with any one of them left out, logprobs differ.")
+    notes = {t["note"] for u in units for t in (u["alone"], u["left_out"]) if t and t["note"]}
+    for note in sorted(notes):
+        yield Text(f"  {note}", style="yellow")
+
+
+def _walk(ablation: Mapping[str, Any]) -> RenderableType:
+    table = Table(
+        title="Walking on: independent origins in dataflow order, each aligned with all before it",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("origin", overflow="fold")
+    for heading in ("differ then", "mean |Δ| then"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    before = ablation["baseline"]["mean_abs_diff"]
+    skipped = 0
+    for origin in ablation["origins"]:
+        after = origin["after"]
+        if after is None:
+            skipped += 1
+            continue
+        if skipped:
+            table.add_row(Text(f"… {skipped} origins", style="dim"), "", "", "")
+            skipped = 0
+        name = Text(" → ".join(origin["interval"]))
+        if origin["confirmed"] is False:
+            name.append("  (another boundary differs first after it)", style="yellow")
+        mean = after["mean_abs_diff"]
+        table.add_row(name, f"{after['mismatch_count']:,}", f"{mean:.3g}", _bar(mean / before if before else 0.0))
+    if skipped:
+        table.add_row(Text(f"… {skipped} origins, on which no logprob depends", style="dim"), "", "", "")
+    return table
+
+
+def _cost(ablation: Mapping[str, Any]) -> Iterator[str]:
+    proven = {t["evidence"] for u in ablation["units"] for t in (u["alone"], u["left_out"]) if t}
+    if "engine" in proven:
+        yield "Each forward was proven by the engine whose operators it borrows: same inputs, same bits."
+    if ablation["unaligned"]:
+        names = list(ablation["unaligned"])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"Not aligned by itself: {', '.join(names[:3])}{more}"
+    runs = ", ".join(f"{count} of the {side}" for side, count in ablation["runs"].items())
+    yield f"Forwards: {runs}; {ablation['seconds']:.1f} s"
