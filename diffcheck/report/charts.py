@@ -20,8 +20,10 @@ _STEPS = (1, 2, 2.5, 5, 10)
 
 
 def tag(name: str, *content: object, **attributes: object) -> Markup:
-    """An element, closed at once where it is empty (as SVG's may be); ``content`` is escaped unless it is Markup. ``class_`` and ``stroke_width`` lose or turn their
-    underscore; numbers are cut to a hundredth of a pixel; attributes that are None are left out.
+    """An element, closed at once where it is empty, as SVG's may be; ``content`` is escaped unless it is Markup.
+
+    ``class_`` and ``stroke_width`` lose or turn their underscore; numbers are cut to a hundredth of a pixel; attributes
+    that are None are left out.
     """
     parts = []
     for key, value in attributes.items():
