@@ -65,8 +65,8 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
             compared[node.name] = compare_boundary(node, left, right, len(rows[node.rows]))
     progress("comparing", len(nodes), len(nodes))
     verdict = _judge(nodes, rows, compared, reasons, left, right, evidence)
-    first = verdict.first_divergence
-    if first is not None and first.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
+    origin = verdict.first_divergence
+    if origin is not None and origin.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
         verdict.summary = (
             f"Both sides computed the same logprobs, but {shifted.right} stands in its place on the right."

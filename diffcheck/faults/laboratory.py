@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.reference import Adapter
 from diffcheck.faults.library import FAULTS, Fault
+from diffcheck.faults.outcome import Outcome
 from diffcheck.infer import explain
+from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize import localize
 from diffcheck.models import make_random_model
 from diffcheck.overrides import Override, apply_overrides, parse_override
 from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import Verdict
 from reference.checks import Float32Array
 from reference.contract import profile
 from reference.models.config import ModelConfig
@@ -40,37 +40,6 @@ SHAPE: dict[str, Any] = {
 #: (prompt, response) lengths: one sample longer than an attention block, prompts of at least 8 tokens.
 LENGTHS = ((70, 5), (11, 6), (9, 3))
 PROFILE = "strict-v1"
-
-
-@dataclass
-class Outcome:
-    """What the tool said of one injected fault."""
-
-    fault: Fault
-    #: Its verdict, and the boundary or field it named first.
-    verdict: str
-    named: str
-    #: Contract fields named as the difference.
-    fields: list[str] = field(default_factory=list)
-    #: What is not as expected; empty if the fault was found.
-    wrong: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    report: Verdict | None = None
-
-    @property
-    def found(self) -> bool:
-        return not self.wrong
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fault": self.fault.name,
-            "expected": [self.fault.verdict, self.fault.where],
-            "verdict": self.verdict,
-            "named": self.named,
-            "fields": self.fields,
-            "wrong": self.wrong,
-            "seconds": round(self.seconds, 2),
-        }
 
 
 class Laboratory:
@@ -150,9 +119,12 @@ def run_fault(fault: Fault, folder: Path, explained: bool = True) -> Outcome:
     parsed = tuple(parse_override(text) for text in fault.overrides)
     left = lab.run(_of(parsed, "rollout"), phase=fault.phase)
     right = _right(fault, lab, parsed)
-    outcome = _judge(fault, localize(left, right), left)
+    outcome = Outcome(fault.name, f"reference, {fault.dtype}", fault.verdict, fault.where)
+    report = localize(left, right)
     if fault.rerun:
-        _check_determinism(fault, lab, right, outcome)
+        again = lab.run(tuple(parse_override(text) for text in fault.rerun), phase=fault.phase)
+        withdraw(report, {"left": "", "right": unrepeated(right, again)})
+    outcome.judge(report, spared=int(fault.spares_first_position))
     if (fault.fields or fault.unexplained) and explained and not outcome.wrong:
         _check_fields(fault, left, right, lab, outcome)
     if fault.then and not outcome.wrong:
@@ -172,38 +144,10 @@ def _right(fault: Fault, lab: Laboratory, overrides: tuple[Override, ...]) -> Tr
     return lab.run(_of(overrides, "train"), interventions, phase, **extra)
 
 
-def _judge(fault: Fault, verdict: Verdict, left: Trace) -> Outcome:
-    first = verdict.first_divergence
-    named = first.boundary if first else verdict.not_comparable[0].field if verdict.not_comparable else ""
-    outcome = Outcome(fault, verdict.verdict, named, report=verdict)
-    expected = "diverged" if fault.rerun else fault.verdict
-    if verdict.verdict != expected:
-        outcome.wrong.append(f"verdict {verdict.verdict}, expected {expected}")
-    if not (named == fault.where or (verdict.not_comparable and named.startswith(fault.where))):
-        outcome.wrong.append(f"named {named or 'nothing'}, expected {fault.where or 'nothing'}")
-    if fault.spares_first_position and first is not None and first.position == 0:
-        outcome.wrong.append("position 0 differs, where the fault cannot act")
-    return outcome
-
-
-def _check_determinism(fault: Fault, lab: Laboratory, right: Trace, outcome: Outcome) -> None:
-    """The faulty side against itself: a difference there forbids any conclusion about the two sides."""
-    again = lab.run(tuple(parse_override(text) for text in fault.rerun), phase=fault.phase)
-    itself = localize(right, again)
-    if itself.verdict == "diverged" and itself.first_divergence and itself.first_divergence.boundary == fault.where:
-        outcome.verdict = "inconclusive"
-    else:
-        outcome.wrong.append("two runs of the faulty side agree: nothing shows that it is not deterministic")
-
-
 def _check_fields(fault: Fault, left: Trace, right: Trace, lab: Laboratory, outcome: Outcome) -> None:
     assert outcome.report is not None
     contracts = explain(outcome.report, left, right, lab.model, budget=120, probe=False)
-    outcome.fields = [d["field"] for d in contracts["differs_in"]]
-    if tuple(outcome.fields) != fault.fields:
-        outcome.wrong.append(
-            f"inference names {', '.join(outcome.fields) or 'no field'}, not {', '.join(fault.fields)}"
-        )
+    outcome.judge_fields([d["field"] for d in contracts["differs_in"]], fault.fields)
 
 
 def _check_second(fault: Fault, lab: Laboratory, outcome: Outcome) -> None:
@@ -216,11 +160,3 @@ def _check_second(fault: Fault, lab: Laboratory, outcome: Outcome) -> None:
         first = localize(left, right).first_divergence
         if first is None or first.boundary != expected:
             outcome.wrong.append(f"of the two faults, named {first.boundary if first else 'nothing'}, not {expected}")
-
-
-def scores(outcomes: Sequence[Outcome]) -> tuple[float, float]:
-    """(precision, recall): the share of what was blamed that is to blame, and of the faults that were found."""
-    blamed = [o for o in outcomes if o.verdict != "equal"]
-    faulty = [o for o in outcomes if o.fault.verdict != "equal"]
-    right = sum(o.found for o in faulty)
-    return right / max(1, len(blamed)), right / max(1, len(faulty))

@@ -86,7 +86,7 @@ def hf_weights(
     model: Any, config: ModelConfig, gather: Callable[[Tensor], Sequence[Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Weights of a just loaded model under HF names: fused projections taken apart, shards joined, vocabulary padding
-    removed. A tied head has no weight of its own, unless it is another one than the embedding's: then it is a stale copy.
+    removed. A tied head has no weight of its own, unless it differs from the embedding's: then it is a stale copy.
     """
     body = model.model
     yield "model.embed_tokens.weight", _rows(body.embed_tokens.weight, gather)[: config.vocab_size]
