@@ -70,6 +70,11 @@ class Workers:
         """Process ids in rank order."""
         return [process.pid for process in self._processes]
 
+    @property
+    def are_alive(self) -> bool:
+        """Whether no process has ended."""
+        return all(process.poll() is None for process in self._processes)
+
     def _start(self, rank: int, ranks: int, port: str) -> None:
         read, write = os.pipe()
         environment = {

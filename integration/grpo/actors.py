@@ -38,6 +38,10 @@ class Actor(Protocol):
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """`start` and `result`."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it lives and no call is in progress: then it can be kept when another actor has died."""
+
     def close(self, *, hurry: bool = False) -> None:
         """End it; ``hurry`` does not wait for the call in progress."""
 
@@ -55,20 +59,28 @@ class ProcessActor:
     def __init__(self, name: str, module: str, ranks: int, options: dict[str, Any], log: Path) -> None:
         self._workers = Workers(name, module, ranks, _quiet, log)
         self._workers.send({"open": options})
+        self._is_busy = True
 
     @property
     def pids(self) -> list[int]:
         """Process ids, by rank."""
         return self._workers.pids
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_busy and self._workers.are_alive
+
     def wait_ready(self) -> None:
-        self._workers.receive()
+        self.result()
 
     def start(self, method: str, **arguments: Any) -> None:
+        self._is_busy = True
         self._workers.send({"call": method, "arguments": arguments})
 
     def result(self) -> dict[str, Any]:
-        return self._workers.receive()
+        answer = self._workers.receive()
+        self._is_busy = False
+        return answer
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         self.start(method, **arguments)

@@ -61,10 +61,10 @@ def run(
         "ray": ray or None,
     }
     chosen = load_config(config, {name: value for name, value in given.items() if value is not None})
-    module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_processes")
-    open_engines = getattr(importlib.import_module(f"integration.grpo.{module}"), function)
+    module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_process")
+    open_engine = getattr(importlib.import_module(f"integration.grpo.{module}"), function)
     command = shlex.join(["rlk-grpo", *sys.argv[1:]])
-    records = Run(chosen, out, open_engines, resume=resume, command=command, announce=_announce, finished=_show).run()
+    records = Run(chosen, out, open_engine, resume=resume, command=command, announce=_announce, finished=_show).run()
     last = records[-1]
     compared = sum(record["compared"] for record in records)
     different = sum(record["mismatch_count"] for record in records)

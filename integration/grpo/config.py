@@ -46,7 +46,7 @@ class GrpoConfig:
     #: Requests that vLLM computes at once.
     max_sequences: int = 64
 
-    lr: float = 1e-3
+    lr: float = 3e-3
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -54,11 +54,11 @@ class GrpoConfig:
     #: Gradients are scaled down to this global norm; 0 leaves them.
     max_grad_norm: float = 1.0
     #: Optimizer steps on one batch.
-    epochs: int = 1
+    epochs: int = 2
     #: Ratios are clipped to [1 - clip, 1 + clip].
     clip: float = 0.2
     #: Weight of the KL to the weights that the run began with; 0 computes none.
-    kl_coef: float = 0.0
+    kl_coef: float = 0.02
     #: Sequences that Megatron scores together.
     micro_batch: int = 16
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from diffcheck.capture.adapter import package_versions
 from diffcheck.files import write_text
+from integration.grpo.actors import Actor
 from integration.grpo.config import GrpoConfig
 from integration.grpo.preflight import Preflight
 
@@ -44,13 +45,13 @@ class Evidence:
     def restarted(self, cause: str) -> None:
         self._restarts.append(cause)
 
-    def write(self, engines: Any, last: int) -> None:
+    def write(self, rollout_engine: Actor, trainer: Actor, last: int) -> None:
         """Ask both engines, and write the file.
 
         Raises:
             RlkError: an engine failed, or the file cannot be written.
         """
-        rollout, train = engines.rollout.call("evidence"), engines.trainer.call("evidence")
+        rollout, train = rollout_engine.call("evidence"), trainer.call("evidence")
         self._latest = {"steps": [self._first, last], "rollout": rollout, "train": train}
         evidence = {
             "schema": SCHEMA,

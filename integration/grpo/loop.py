@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from integration.grpo.actors import Actor
 from integration.grpo.buffer import Buffer
 from integration.grpo.checkpoint import Checkpoints
 from integration.grpo.config import GrpoConfig, check_continues
+from integration.grpo.engines import ROLES, OpenEngine, Role
 from integration.grpo.evidence import Evidence
 from integration.grpo.metrics import mismatch_of
 from integration.grpo.objective import advantages
@@ -35,23 +35,6 @@ from integration.grpo.weights import weights_path
 
 Announce = Callable[[str], None]
 PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint")
-
-
-@dataclass(frozen=True)
-class Engines:
-    """The actors of a run."""
-
-    rollout: Actor
-    trainer: Actor
-
-    def close(self, *, hurry: bool = False) -> None:
-        for actor in (self.rollout, self.trainer):
-            with suppress(Exception):
-                actor.close(hurry=hurry)
-
-
-#: Starts the engines: (configuration, options of the actors, folder for logs).
-OpenEngines = Callable[[GrpoConfig, dict[str, Any], Path], Engines]
 
 
 class Run:
@@ -70,7 +53,7 @@ class Run:
         self,
         config: GrpoConfig,
         out: Path,
-        open_engines: OpenEngines,
+        open_engine: OpenEngine,
         *,
         resume: bool = False,
         command: str = "",
@@ -78,7 +61,7 @@ class Run:
         finished: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.config, self.out = config, out
-        self._open_engines, self._announce, self._finished = open_engines, announce, finished
+        self._open_engine, self._announce, self._finished = open_engine, announce, finished
         self._folder, self._model = resolve_model(config.model, announce)
         self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
         self._length = self._sequence_length()
@@ -87,7 +70,7 @@ class Run:
         self._checkpoints = Checkpoints(out / "checkpoints", config.keep_checkpoints)
         self._evidence = Evidence(out / "evidence.json", config, command)
         self._buffer = Buffer.open(out / "samples.sqlite")
-        self._engines: Engines | None = None
+        self._actors: dict[Role, Actor] = {}
         #: Of each version that is kept: HF name -> digest, and the digest of all.
         self._digests: dict[int, dict[str, str]] = {}
         self._digest: dict[int, str] = {}
@@ -118,7 +101,7 @@ class Run:
                         ) from error
                     self._announce(f"{error.cause}: restart {restarts} of {self.config.max_restarts}")
                     self._evidence.restarted(error.cause)
-                    self._stop(hurry=True)
+                    self._bury()
         except BaseException:
             self._stop(hurry=True)
             raise
@@ -127,9 +110,12 @@ class Run:
             self._buffer.close()
 
     @property
-    def engines(self) -> Engines:
-        assert self._engines is not None
-        return self._engines
+    def _rollout(self) -> Actor:
+        return self._actors["rollout"]
+
+    @property
+    def _trainer(self) -> Actor:
+        return self._actors["trainer"]
 
     def _run(self) -> list[dict[str, Any]]:
         self._start()
@@ -139,7 +125,7 @@ class Run:
         for step in range(first, self.config.steps + 1):
             records.append(self._step(step))
         self._buffer.check()
-        self._evidence.write(self.engines, len(records))
+        self._evidence.write(self._rollout, self._trainer, len(records))
         return records
 
     def _start(self) -> None:
@@ -151,16 +137,28 @@ class Run:
         }
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)
-        self._announce("starting vLLM and Megatron-core")
-        self._engines = self._open_engines(self.config, options, logs)
+        missing = [role for role in ROLES if role not in self._actors]
+        self._announce(f"starting {' and '.join(missing)}")
+        for role in missing:
+            self._actors[role] = self._open_engine(role, self.config, options, logs)
+        for role in missing:
+            self._actors[role].wait_ready()
         self._live, self._digests, self._digest = None, {}, {}
-        for actor in (self._engines.trainer, self._engines.rollout):
-            actor.wait_ready()
+
+    def _bury(self) -> None:
+        """End the actors that died, and those that cannot be set back."""
+        can_go_back = self._checkpoints.newest(lambda _: None) is not None
+        for role, actor in list(self._actors.items()):
+            if not actor.is_idle or (role == "trainer" and not can_go_back):
+                self._end(role, hurry=True)
 
     def _stop(self, *, hurry: bool = False) -> None:
-        if self._engines is not None:
-            self._engines.close(hurry=hurry)
-            self._engines = None
+        for role in list(self._actors):
+            self._end(role, hurry=hurry)
+
+    def _end(self, role: Role, *, hurry: bool) -> None:
+        with suppress(Exception):
+            self._actors.pop(role).close(hurry=hurry)
 
     def _restore(self) -> int:
         """Set everything back to the newest whole checkpoint.
@@ -173,7 +171,7 @@ class Run:
         self._checkpoints.forget_after(done)
         self._buffer.rewind(done)
         if found is not None:
-            self.engines.trainer.call("load", folder=str(found.folder), version=done)
+            self._trainer.call("load", folder=str(found.folder), version=done)
             self._announce(f"going on after step {done}")
         self._export(done)
         known = {weights.version: weights.digest for weights in self._buffer.weights()}
@@ -198,7 +196,7 @@ class Run:
         version = config.rollout_version(step)
         with self._timed("recompute"):
             sequences = [_sequence(s) for s in samples]
-            scored = self.engines.trainer.call("score", sequences=sequences, version=version)
+            scored = self._trainer.call("score", sequences=sequences, version=version)
             gains = advantages(list(rewards.values()), [s.prompt_index for s in samples])
             self._buffer.scored(
                 (
@@ -209,7 +207,7 @@ class Run:
             )
         found = mismatch_of(self._buffer.samples(step), version)
         with self._timed("update"):
-            learned = self.engines.trainer.call(
+            learned = self._trainer.call(
                 "update",
                 sequences=sequences,
                 advantages=[float(gain) for gain in gains],
@@ -225,7 +223,7 @@ class Run:
         checkpoint = step % config.checkpoint_stride == 0 or step == config.steps
         with self._timed("checkpoint"):
             if checkpoint:
-                self.engines.trainer.call("save", folder=str(self._checkpoints.stage(step)))
+                self._trainer.call("save", folder=str(self._checkpoints.stage(step)))
         values = np.array(list(rewards.values()), np.float64)
         tokens = sum(len(_response(s)) for s in consumed)
         record = {
@@ -249,7 +247,7 @@ class Run:
         append_step(self._steps_path, record)
         if checkpoint:
             self._checkpoints.commit(step, {"version": step, "digest": self._digest[step]})
-            self._evidence.write(self.engines, step)
+            self._evidence.write(self._rollout, self._trainer, step)
         self._finished(record)
         if config.mode == "strict" and found.mismatch_count:
             raise DivergedError(
@@ -274,19 +272,19 @@ class Run:
             prompts = self._task.prompts(step, config.prompts_per_step)
             planned = self._buffer.plan(step, prompts, config.group_size, rollout_version=version, seed=config.seed)
             requests = [{"id": s.id, "prompt": s.prompt_token_ids.tolist(), "seed": s.seed} for s in planned]
-            self.engines.rollout.start("generate", requests=requests, version=version, digests=self._digests[version])
+            self._rollout.start("generate", requests=requests, version=version, digests=self._digests[version])
 
     def _collect(self, step: int) -> list[Sample]:
         """The samples of ``step`` with their responses."""
         with self._timed("rollout"):
-            records = self.engines.rollout.result()["records"]
+            records = self._rollout.result()["records"]
             self._buffer.generated(_checked(record) for record in records)
             return self._buffer.samples(step)
 
     def _preflight(self, step: int, version: int) -> None:
         found = run_preflight(
-            self.engines.rollout,
-            self.engines.trainer,
+            self._rollout,
+            self._trainer,
             self.config,
             self._task.prompts(step, PROMPTS),
             step=step,
@@ -304,7 +302,7 @@ class Run:
     def _export(self, version: int) -> None:
         """Have the trainer write the weights of ``version``, and remove files that nobody needs any more."""
         path = weights_path(self.out / "weights", version)
-        found = self.engines.trainer.call("export", version=version, path=str(path))
+        found = self._trainer.call("export", version=version, path=str(path))
         self._digests[version], self._digest[version] = found["digests"], found["digest"]
         for old in self._digests.keys() - set(range(version - self.config.staleness, version + 1)):
             del self._digests[old], self._digest[old]
@@ -319,7 +317,7 @@ class Run:
         if version not in self._digests:
             self._export(version)
         path = weights_path(self.out / "weights", version)
-        self.engines.rollout.call("sync", path=str(path), version=version, digests=self._digests[version])
+        self._rollout.call("sync", path=str(path), version=version, digests=self._digests[version])
         self._live = version
 
     def _sequence_length(self) -> int:

@@ -1,0 +1,5 @@
+"""``python -m integration.grpo`` is ``rlk-grpo``."""
+
+from integration.grpo.cli import main
+
+main()
