@@ -22,7 +22,7 @@ from diffcheck.errors import EngineDiedError, EngineError, ExitCode, RlkError
 from diffcheck.trace.writer import remove_staging
 
 #: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -78,7 +78,7 @@ class Workers:
     def _start(self, rank: int, ranks: int, port: str) -> None:
         read, write = os.pipe()
         environment = {
-            **_ENVIRONMENT,
+            **ENVIRONMENT,
             **os.environ,
             "RLK_REPLY_FD": str(write),
             "RANK": str(rank),
@@ -150,10 +150,7 @@ class Workers:
         return self._pending.popleft()
 
     def _error(self, error: dict[str, Any]) -> RlkError:
-        exception = EngineError(f"{self.name}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"]))
-        exception.add_note(error["trace"])
-        exception.add_note(f"engine log: {self.log}")
-        return exception
+        return told_error(self.name, error, self.log)
 
     def _died(self) -> EngineDiedError:
         codes = [process.poll() for process in self._processes]
@@ -201,6 +198,14 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(hurry=kind is not None)
+
+
+def told_error(name: str, error: dict[str, Any], log: Path) -> EngineError:
+    """An error as `diffcheck.capture.worker.describe_error` told it, of the engine ``name``."""
+    exception = EngineError(f"{name}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"]))
+    exception.add_note(error["trace"])
+    exception.add_note(f"engine log: {log}")
+    return exception
 
 
 class EngineSession(Workers):

@@ -73,7 +73,7 @@ def serve(open_served: Callable[[Any, Progress], Served]) -> None:
                 else:
                     replies.send({"result": served.handle(request)})
             except Exception as error:
-                replies.send({"error": _describe(error)})
+                replies.send({"error": describe_error(error)})
                 if served is None or not isinstance(error, RlkError):
                     # The engine's state is unknown after a foreign exception: end, rather than answer wrongly later.
                     break
@@ -116,7 +116,8 @@ def end() -> NoReturn:
     os._exit(0)
 
 
-def _describe(error: Exception) -> dict[str, Any]:
+def describe_error(error: Exception) -> dict[str, Any]:
+    """``error``, being handled, as JSON: ``cause``, ``remedy``, ``exit_code`` and ``trace``."""
     trace = traceback.format_exc()
     if isinstance(error, RlkError):
         return {"cause": error.cause, "remedy": error.remedy, "exit_code": int(error.exit_code), "trace": trace}
