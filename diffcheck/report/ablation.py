@@ -96,8 +96,7 @@ def _unit(unit: Mapping[str, Any]) -> Row:
             short_count(unit["max_ulp"]),
             _removed(unit["alone"]),
             _removed(unit["left_out"]),
-        ],
-        "origin" if unit["in_minimal"] else "",
+        ]
     )
 
 
@@ -107,7 +106,13 @@ def _removed(trial: Mapping[str, Any] | None) -> str:
 
 
 def _percent(share: float | str | None) -> str:
-    return "–" if share is None else f"{100 * _number(share):.3g} %"
+    """Three digits, but never all or nothing where it is not."""
+    if share is None:
+        return "–"
+    percent = 100 * _number(share)
+    if 99.95 <= percent < 100:
+        return "> 99.9 %"
+    return "≈ 0 %" if 0 < abs(percent) < 0.01 else f"{percent:.3g} %".replace("-", "−")
 
 
 def _walk(data: Mapping[str, Any], width: int) -> Markup:

@@ -158,7 +158,18 @@ def ablation() -> Ablation:
     def trial(aligned: list[str], now: LogprobStats) -> Trial:
         return Trial(aligned, now, Removed.of(base, now), "engine", "megatron", 1)
 
-    norm = Unit("layers.*.input_layernorm", "rms_norm", ["layers.0.input_layernorm"], 100, 10, 0.5, 1, in_minimal=True)
+    boundaries = ["layers.0.input_layernorm"]
+    norm = Unit(
+        name="layers.*.input_layernorm",
+        operator="rms_norm",
+        boundaries=boundaries,
+        interval=boundaries,
+        elements=100,
+        differing=10,
+        max_abs=0.5,
+        max_ulp=1,
+        in_minimal=True,
+    )
     norm.alone, norm.left_out = trial([norm.name], half), trial(["x"], base)
     norm.differs_in = [{"field": "rounding.normalised", "sentence": f"it rounds {EVIL} first"}]
     origins = [
