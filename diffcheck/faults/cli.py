@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -15,19 +16,33 @@ from rich.text import Text
 
 from diffcheck.errors import ExitCode, InputError
 from diffcheck.faults.library import CONTROLS, FAULTS
-from diffcheck.files import check_writable, write_text
+from diffcheck.faults.outcome import Outcome, scores
+from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
+from diffcheck.faults.results import Results
+from diffcheck.files import check_writable
 from diffcheck.report.progress import ProgressLine
 from diffcheck.report.terminal import print_verdict
 
-if TYPE_CHECKING:
-    from diffcheck.faults.laboratory import Outcome
+_ENGINES = ("reference", "vllm", "megatron")
+_SEE = "list them with rlk-diff faults --list"
+#: (engine, fault's name, the pair in words, how to run it).
+_Job = tuple[str, str, str, Callable[[], Outcome]]
 
 
 def faults(
     name: Annotated[str | None, typer.Argument(help="A fault or control; see --list.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", help="reference (a second), vllm or megatron. Default: reference, if it knows the fault."
+        ),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List all faults and negative controls.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run all; print precision and recall.")] = False,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the outcomes as JSON.")] = None,
+    real: Annotated[bool, typer.Option("--real", help="Run in real vLLM and real Megatron-core.")] = False,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the outcomes as JSON; an interrupted --all goes on from it.")
+    ] = None,
 ) -> None:
     """Inject a known fault into one side of a small model and check what is named.
 
@@ -35,59 +50,107 @@ def faults(
 
       rlk-diff faults --list
       rlk-diff faults rope-bf16-table
-      rlk-diff faults --all --json faults.json
+      rlk-diff faults stale-prefix-cache --engine vllm
+      rlk-diff faults --all --real --json faults.json
 
     Exit codes: 0 everything was named as expected, 1 something was not, 2 usage error.
     """
     console = Console()
-    library = {**FAULTS, **CONTROLS}
     if listed:
         console.print(_catalogue())
         return
     if every == (name is not None):
-        raise InputError("give the name of one fault, or --all", "list them with rlk-diff faults --list")
-    if name is not None and name not in library:
-        raise InputError(f"fault {name!r} is unknown", "list them with rlk-diff faults --list")
+        raise InputError("give the name of one fault, or --all", _SEE)
+    if name is not None and name not in _names():
+        raise InputError(f"fault {name!r} is unknown", _SEE)
+    if engine is not None and (engine not in _ENGINES or (real and engine == "reference")):
+        raise InputError(f"--engine {engine!r} is none of {', '.join(_ENGINES[real:])}", "choose one of them")
     if json_out:
         check_writable(json_out)
-    from diffcheck.faults.laboratory import run_fault, scores
-
-    chosen = list(library.values()) if name is None else [library[name]]
-    outcomes = []
-    with tempfile.TemporaryDirectory(prefix="rlk-faults-") as folder, ProgressLine(Console(stderr=True)) as progress:
-        for done, fault in enumerate(chosen):
-            progress(fault.name, done, len(chosen))
-            outcomes.append(run_fault(fault, Path(folder)))
-    precision, recall = scores(outcomes)
+    results = Results(json_out, _command(every, real, name, engine))
+    with (
+        ExitStack() as stack,
+        tempfile.TemporaryDirectory(prefix="rlk-faults-") as folder,
+        ProgressLine(Console(stderr=True)) as progress,
+    ):
+        jobs = list(_jobs(name, engine, real, Path(folder), stack))
+        for one in dict.fromkeys(job[0] for job in jobs):
+            results.resume(one)
+        for done, (one, fault, described, run) in enumerate(jobs):
+            progress(f"{fault} ({described})", done, len(jobs))
+            if results.find(one, fault, described) is None:
+                results.add(one, run())
+    results.finish()
+    outcomes = list(results.all())
     if name is not None and outcomes[0].report is not None:
         print_verdict(outcomes[0].report, console)
-    console.print(_results(outcomes))
-    if name is None:
-        count = f"{len(FAULTS)} faults, {len(CONTROLS)} negative controls"
-        console.print(f"{count}: precision {precision:.3f}, recall {recall:.3f}")
-    if json_out:
-        result = {"precision": precision, "recall": recall, "outcomes": [o.to_json() for o in outcomes]}
-        write_text(json_out, json.dumps(result, indent=1) + "\n")
+    console.print(_table(outcomes))
+    if every:
+        for one, found in results.outcomes.items():
+            precision, recall = scores(found)
+            faulty = sum(o.expected != "equal" for o in found)
+            count = f"{one}: {faulty} faults, {len(found) - faulty} negative controls"
+            console.print(f"{count}: precision {precision:.3f}, recall {recall:.3f}")
     raise typer.Exit(ExitCode.EQUAL if all(o.found for o in outcomes) else ExitCode.DIVERGED)
 
 
-def _results(outcomes: list[Outcome]) -> Table:
+def _names() -> dict[str, str]:
+    """Name -> cause, of all faults and controls, on whatever engine."""
+    libraries = (FAULTS, REAL_FAULTS, CONTROLS, REAL_CONTROLS)
+    return {name: fault.cause for library in libraries for name, fault in library.items()}
+
+
+def _command(every: bool, real: bool, name: str | None, engine: str | None) -> str:
+    words = ["rlk-diff faults", name or "", "--all" * every, "--real" * real, f"--engine {engine}" if engine else ""]
+    return " ".join(word for word in words if word)
+
+
+def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack: ExitStack) -> Iterator[_Job]:
+    """What is to be run.
+
+    Raises:
+        InputError: the engine cannot have the fault.
+    """
+    known = {**FAULTS, **CONTROLS}
+    if engine == "reference" or (engine is None and not real and (name is None or name in known)):
+        if name is not None and name not in known:
+            raise InputError(f"the reference engine cannot have fault {name!r}", "use --engine vllm or megatron")
+        from diffcheck.faults.laboratory import describe, run_fault
+
+        for fault in known.values() if name is None else [known[name]]:
+            yield "reference", fault.name, describe(fault), lambda fault=fault: run_fault(fault, folder)  # type: ignore[misc]
+        return
+    from diffcheck.faults import engines
+
+    live = stack.enter_context(engines.Engines(folder, lambda *_: None))
+    for found, run in engines.chosen(name, engine):
+        job = lambda found=found, run=run: engines.run_real(found, run, live)  # noqa: E731
+        yield run.engine, found.name, engines.describe(run), job
+
+
+def _table(outcomes: list[Outcome]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("")
-    for heading in ("fault", "named first", "contract field"):
+    for heading in ("fault", "engine", "named first", "contract field"):
         table.add_column(heading, overflow="fold")
     for o in outcomes:
         mark = Text("ok", style="green") if o.found else Text("wrong", style="red")
-        table.add_row(mark, Text(o.fault.name), Text(o.named or o.verdict), Text(", ".join(o.fields)))
+        table.add_row(mark, Text(o.name), Text(o.engine), Text(o.named or o.verdict), Text(", ".join(o.fields)))
         for wrong in o.wrong:
-            table.add_row("", "", Text(wrong, style="red"), "")
+            table.add_row("", "", "", Text(wrong, style="red"), "")
     return table
 
 
 def _catalogue() -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("fault", "what is wrong", "must be named", "reported in"):
+    for heading in ("fault", "what is wrong", "engines", "must be named", "reported in"):
         table.add_column(heading, overflow="fold")
-    for fault in (*FAULTS.values(), *CONTROLS.values()):
-        table.add_row(fault.name, fault.cause, fault.where or "nothing: equal", fault.reports)
+    for name, cause in _names().items():
+        own = {**FAULTS, **CONTROLS}.get(name)
+        in_engines = {**REAL_FAULTS, **REAL_CONTROLS}.get(name)
+        runs = in_engines.runs if in_engines else ()
+        engines = [*(["reference"] if own else []), *dict.fromkeys(run.engine for run in runs)]
+        where = dict.fromkeys([*([own.where] if own else []), *(run.where for run in runs)])
+        reports = own.reports if own else in_engines.reports if in_engines else ""
+        table.add_row(name, cause, ", ".join(engines), ", ".join(filter(None, where)) or "nothing: equal", reports)
     return table

@@ -20,7 +20,8 @@ from diffcheck.errors import InputError
 from diffcheck.faults.changes import Change
 from diffcheck.faults.laboratory import SHAPE
 from diffcheck.faults.outcome import Outcome
-from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS, Lengths, RealFault, Run
+from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
+from diffcheck.faults.runs import Lengths, RealFault, Run
 from diffcheck.infer import explain
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
@@ -52,8 +53,8 @@ def sides(run: Run) -> tuple[_Side, _Side]:
     other = "megatron" if run.engine == "vllm" else "vllm"
 
     def side(engine: str, ranks: int, extra: dict[str, Any]) -> _Side:
-        # Prompts are in no cache when a capture begins, unless a fault puts them there.
-        caching = {"enable_prefix_caching": True} if engine == "vllm" else {}
+        # Prompts are in no cache when a capture begins, unless a fault puts them there; small blocks, so that it can.
+        caching = {"enable_prefix_caching": True, "block_size": 16} if engine == "vllm" and setup.profile else {}
         options = tuple(sorted({**caching, **extra}.items()))
         return _Side(engine, setup.profile, setup.dtype, setup.tied, ranks, options)
 
@@ -161,6 +162,8 @@ def run_real(fault: RealFault, run: Run, engines: Engines, explained: bool = Tru
     left = engines.healthy(left_side, plan, run.healthy)
     right_plan = _right_plan(plan, run)
     right = engines.capture(right_side, right_plan, run.changes, run.overrides)
+    if run.happened and not right.header.evidence["scheduler"][run.happened]:
+        raise InputError(f"fault {fault.name}: {describe(run)} counted no {run.happened}", "report this configuration")
     report = localize(left, right)
     if run.unsteady:
         again = engines.capture(right_side, right_plan, run.changes, run.overrides)

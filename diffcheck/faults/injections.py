@@ -186,6 +186,30 @@ def stale_prefix(lab: Laboratory) -> tuple[Intervention, ...]:
     return reread("k"), reread("v")
 
 
+def scaled_values(lab: Laboratory) -> tuple[Intervention, ...]:
+    """V stored twice as large: a scale that was applied already."""
+    seen = _Seen()
+
+    def scaled(sample: IntArray, position: IntArray, _bits: UIntArray, dtype: str) -> UIntArray:
+        return to_bits(2 * seen.rows(f"{_ATTENTION}.v_proj", sample.tolist(), position.tolist()), dtype)
+
+    return seen.watch(f"{_ATTENTION}.v_proj"), Function(f"{_ATTENTION}.v_cache", scaled)
+
+
+def late_logprobs(lab: Laboratory) -> tuple[Intervention, ...]:
+    """Every token is handed the logprob of the token before it."""
+    seen: dict[tuple[int, int], UIntArray] = {}
+
+    def late(sample: IntArray, position: IntArray, bits: UIntArray, _dtype: str) -> UIntArray:
+        changed = bits.copy()
+        for row, (s, p) in enumerate(zip(sample.tolist(), position.tolist(), strict=True)):
+            seen[s, p] = bits[row]
+            changed[row] = seen.get((s, p - 1), bits[row])
+        return changed
+
+    return (Function("logprobs", late),)
+
+
 def without_adapter(lab: Laboratory) -> tuple[Intervention, ...]:
     """Logits that lack a low-rank update of the head."""
     seen = _Seen()

@@ -104,6 +104,11 @@ class Laboratory:
         return Trace(Adapter(options, lambda *_: None).capture(plan, lambda *_: None).trace)
 
 
+def describe(fault: Fault) -> str:
+    """The pair in words."""
+    return f"reference, {fault.dtype}"
+
+
 def run_fault(fault: Fault, folder: Path, explained: bool = True) -> Outcome:
     """Inject ``fault``, compare with the honest side, and check what the tool names.
 
@@ -119,7 +124,7 @@ def run_fault(fault: Fault, folder: Path, explained: bool = True) -> Outcome:
     parsed = tuple(parse_override(text) for text in fault.overrides)
     left = lab.run(_of(parsed, "rollout"), phase=fault.phase)
     right = _right(fault, lab, parsed)
-    outcome = Outcome(fault.name, f"reference, {fault.dtype}", fault.verdict, fault.where)
+    outcome = Outcome(fault.name, describe(fault), fault.verdict, fault.where)
     report = localize(left, right)
     if fault.rerun:
         again = lab.run(tuple(parse_override(text) for text in fault.rerun), phase=fault.phase)
@@ -138,10 +143,9 @@ def _of(overrides: tuple[Override, ...], side: str) -> tuple[Override, ...]:
 
 
 def _right(fault: Fault, lab: Laboratory, overrides: tuple[Override, ...]) -> Trace:
-    interventions = fault.interventions(lab) if fault.interventions else ()
     phase = fault.right.get("phase", fault.phase)
     extra = {k: v for k, v in fault.right.items() if k != "phase"}
-    return lab.run(_of(overrides, "train"), interventions, phase, **extra)
+    return lab.run(_of(overrides, "train"), _made(fault, lab), phase, **extra)
 
 
 def _check_fields(fault: Fault, left: Trace, right: Trace, lab: Laboratory, outcome: Outcome) -> None:
@@ -155,8 +159,13 @@ def _check_second(fault: Fault, lab: Laboratory, outcome: Outcome) -> None:
     second = FAULTS[fault.then]
     both = tuple(parse_override(text) for text in (*fault.overrides, *second.overrides))
     aligned = tuple(replace(o, side="rollout") for o in _of(both, "train") if o.text in fault.overrides)
-    right = lab.run(_of(both, "train"))
-    for left, expected in ((lab.run(()), fault.where), (lab.run(aligned), second.where)):
+    right = lab.run(_of(both, "train"), (*_made(fault, lab), *_made(second, lab)))
+    lefts = (lab.run(()), fault.where), (lab.run(aligned, _made(fault, lab)), second.where)
+    for left, expected in lefts:
         first = localize(left, right).first_divergence
         if first is None or first.boundary != expected:
             outcome.wrong.append(f"of the two faults, named {first.boundary if first else 'nothing'}, not {expected}")
+
+
+def _made(fault: Fault, lab: Laboratory) -> tuple[Intervention, ...]:
+    return fault.interventions(lab) if fault.interventions else ()

@@ -212,6 +212,13 @@ _OPERATOR = (
         interventions=inject.stale_prefix,
     ),
     Fault(
+        "kv-scale-applied-twice",
+        "KV scales of quantised caches",
+        "V is stored with a scale that was applied already",
+        "layers.0.self_attn.v_cache",
+        interventions=inject.scaled_values,
+    ),
+    Fault(
         "head-adapter-dropped",
         "vllm 51594",
         "prompt logprobs are computed without the head's adapter",
@@ -253,6 +260,14 @@ _OBJECT = (
         "positions",
         verdict="not_comparable",
         overrides=("object: position_offset=3",),
+    ),
+    Fault(
+        "logprobs-shifted",
+        "ms-swift 8196, prime-rl 1525",
+        "every token is given the logprob of the token before it",
+        "alignment",
+        verdict="not_comparable",
+        interventions=inject.late_logprobs,
     ),
     Fault(
         "tokens-re-encoded",
@@ -297,6 +312,14 @@ _DOUBLE = (
         overrides=("layers.*.self_attn.?_rope: precision.table=bfloat16",),
         fields=("precision.table",),
         then="norm-fused-residual",
+    ),
+    Fault(
+        "stale-prefix-and-kv-scale",
+        "prime-rl 1650, SkyRL 2246, NeMo-RL 4018; KV scales",
+        "two faults at once: a prefix cache of old weights, and V stored with a scale twice",
+        "layers.0.self_attn.k_cache",
+        interventions=inject.stale_prefix,
+        then="kv-scale-applied-twice",
     ),
 )
 

@@ -70,16 +70,9 @@ class Outcome:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
         """Inverse of `to_json`; the report is not kept."""
-        return cls(
-            data["fault"],
-            data["engine"],
-            *data["expected"],
-            data["verdict"],
-            data["named"],
-            data["fields"],
-            data["wrong"],
-            data["seconds"],
-        )
+        expected, where = data["expected"]
+        kept = {name: data[name] for name in ("engine", "verdict", "named", "fields", "wrong", "seconds")}
+        return cls(name=data["fault"], expected=expected, where=where, **kept)
 
 
 def scores(outcomes: Sequence[Outcome]) -> tuple[float, float]:

@@ -80,23 +80,42 @@ class Live:
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load (HF name, weight) into the live engine as its users do; weights not named stay as they are."""
+        given = dict(weights)
         if self.options.engine == "vllm":
-            self.adapter.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(list(weights))})
+            # A fused module is filled anew as a whole.
+            self.send([(name, given.get(name, self.checkpoint[name])) for name in _with_fused(given)])
             return
         import torch
 
         live = dict(self.model.named_parameters())
-        whole = {**dict(self.adapter.hf_weights()), **dict(weights)}
         shards = to_megatron(
-            whole,
+            {**dict(self.adapter.hf_weights()), **given},
             self.config,
             padded_vocab=self.adapter.padded_vocab,
             ranks=self.options.tensor_parallel,
             rank=self.adapter.rank,
         )
         with torch.no_grad():
-            for name, value in shards:
-                live[name].copy_(value.clone())
+            for name, value in list(shards):
+                live[name].copy_(value)
+
+    def send(self, weights: list[tuple[str, Tensor]]) -> None:
+        """vLLM's own reload of exactly these weights."""
+        self.adapter.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+
+
+#: Projections that vLLM keeps in one module.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def _with_fused(names: Iterable[str]) -> list[str]:
+    """``names`` and those that share a module with one of them."""
+    found: dict[str, None] = {}
+    for name in names:
+        group = next((g for g in _FUSED if any(part in name for part in g)), ())
+        mine = next((part for part in group if part in name), "")
+        found |= dict.fromkeys([name.replace(mine, part) for part in group] or [name])
+    return list(found)
 
 
 def find(name: str) -> Callable[..., AbstractContextManager[None]]:

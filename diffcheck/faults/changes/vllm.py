@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,18 +29,14 @@ def logprobs_mode(live: Live, mode: str) -> Iterator[None]:
 
 
 @contextmanager
-def environment(_live: Live, **variables: str) -> Iterator[None]:
-    """Environment variables that vLLM reads at every step."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+def environment(_live: Live, **variables: Any) -> Iterator[None]:
+    """Switches that vLLM reads at every step. It remembers its environment, so they are set where it looks them up."""
+    from vllm import envs
+
+    with Taps() as taps:
+        for name, value in variables.items():
+            taps.attribute(envs, name, lambda _, value=value: value)  # type: ignore[misc]
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -40,6 +40,16 @@ def sent_again(live: Live) -> Iterator[None]:
 
 
 @contextmanager
+def torn(live: Live, name: str) -> Iterator[None]:
+    """vLLM is sent one weight of a module that holds several: what it does with the others is its own affair."""
+    live.send([(name, live.checkpoint[name])])
+    try:
+        yield
+    finally:
+        live.load([(name, live.checkpoint[name])])
+
+
+@contextmanager
 def flipped(live: Live, name: str, index: int, bit: int = 0) -> Iterator[None]:
     """One bit of a live weight, which nobody was told of: behind the engine's back, not through its loader."""
     import torch

@@ -52,5 +52,15 @@ def test_the_command() -> None:
     assert "Why: layers.0.mlp.act" in done.stdout and words in done.stdout and "ok" in done.stdout
     done = rlk("faults", "--list")
     assert done.returncode == ExitCode.EQUAL and "stale-prefix-cache" in done.stdout
-    for arguments in ([], ["no-such-fault"], ["silu-rounded", "--all"]):
-        assert rlk("faults", *arguments).returncode == ExitCode.USAGE
+    wrong = (
+        [],
+        ["no-such-fault"],
+        ["silu-rounded", "--all"],
+        ["silu-rounded", "--engine", "sglang"],
+        ["silu-rounded", "--engine", "reference", "--real"],
+        ["positions-zigzag", "--engine", "reference"],
+        ["qkv-not-interleaved", "--engine", "vllm"],
+    )
+    for arguments in wrong:
+        done = rlk("faults", *arguments)
+        assert done.returncode == ExitCode.USAGE and "Traceback" not in done.stderr, arguments
