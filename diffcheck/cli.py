@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from diffcheck.models import BUILT_IN
 from diffcheck.overrides import parse_override
 from diffcheck.report.progress import ProgressLine
 from diffcheck.report.terminal import print_verdict
-from diffcheck.runs import GENERATE, RunSettings
+from diffcheck.runs import RunSettings
 from diffcheck.trace.schema import LEVELS
 from diffcheck.verdict import Verdict
 
@@ -48,24 +50,48 @@ _INTERRUPTED_TEXT = "[yellow]interrupted[/]; nothing half-written is left"
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 _ENGINE_NAMES = ", ".join(ENGINES)
-_Model = Annotated[str, typer.Option("--model", help=f"Hugging Face folder, or {', '.join(BUILT_IN)}.")]
-_Samples = Annotated[Path | None, typer.Option("--samples", help="JSON lines; default: samples built in.")]
-_Phase = Annotated[str, typer.Option("--phase", help="decode: real continuous batching; prefill: one pass.")]
-_Dtype = Annotated[str, typer.Option("--dtype", help="bfloat16 or float32.")]
-_Device = Annotated[str, typer.Option("--device", help="cpu or cuda (CUDA and ROCm builds of torch).")]
-_Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel ranks of each engine.")]
-_Profile = Annotated[str | None, typer.Option("--profile", help="Arithmetic profile, e.g. strict-v1/fma32-seq.")]
-_Level = Annotated[str, typer.Option("--level", help="What traces keep: digest, sampled or full.")]
-_Layers = Annotated[str | None, typer.Option("--layers", help="Layers A:B to observe; B excluded.", metavar="A:B")]
-_Generate = Annotated[int, typer.Option("--generate", min=1, help="Tokens a rollout engine writes per sample.")]
-_Seed = Annotated[int, typer.Option("--seed", help="Seed of the rollout's draws.")]
-_Temperature = Annotated[float | None, typer.Option("--temperature", help="Default: the samples' own, else 1.")]
-_TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)]
-_TopK = Annotated[int, typer.Option("--top-k", min=0, help="0: all.")]
-_Override = Annotated[list[str] | None, typer.Option("--override", help="Change one side on purpose; repeatable.")]
+_run_option = functools.partial(typer.Option, rich_help_panel="What is run")
+#: Options of every command that runs an engine. Names and defaults are those of `RunSettings`.
+_RUN_OPTIONS: dict[str, Any] = {
+    "model": Annotated[str, _run_option("--model", help=f"Hugging Face folder, or {', '.join(BUILT_IN)}.")],
+    "profile": Annotated[str | None, _run_option("--profile", help="Arithmetic profile, e.g. strict-v1/fma32-seq.")],
+    "samples": Annotated[Path | None, _run_option("--samples", help="JSON lines; default: samples built in.")],
+    "phase": Annotated[str, _run_option("--phase", help="decode: real continuous batching; prefill: one pass.")],
+    "dtype": Annotated[str, _run_option("--dtype", help="bfloat16 or float32.")],
+    "device": Annotated[str, _run_option("--device", help="cpu or cuda (CUDA and ROCm builds of torch).")],
+    "tensor_parallel": Annotated[int, _run_option("--tp", min=1, help="Tensor-parallel ranks of each engine.")],
+    "layers": Annotated[str | None, _run_option("--layers", help="Layers A:B to observe; B excluded.", metavar="A:B")],
+    "level": Annotated[str, _run_option("--level", help="What traces keep: digest, sampled or full.")],
+    "generate": Annotated[int, _run_option("--generate", min=1, help="Tokens a rollout engine writes per sample.")],
+    "seed": Annotated[int, _run_option("--seed", help="Seed of the rollout's draws.")],
+    "temperature": Annotated[float | None, _run_option("--temperature", help="Default: the samples' own, else 1.")],
+    "top_p": Annotated[float, _run_option("--top-p", min=0.0, max=1.0)],
+    "top_k": Annotated[int, _run_option("--top-k", min=0, help="0: all.")],
+    "override": Annotated[list[str] | None, _run_option("--override", help="Change one side on purpose; repeatable.")],
+}
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
+
+
+def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context."""
+    own = inspect.signature(command, eval_str=True).parameters
+    defaults = {f.name: f.default for f in fields(RunSettings)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    every = [p.replace(kind=kind) for p in own.values()]
+    every += [
+        inspect.Parameter(name, kind, default=defaults.get(name), annotation=option)
+        for name, option in _RUN_OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(**{name: value for name, value in given.items() if name in own})
+
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in every}
+    return run
 
 
 @app.callback()
@@ -107,40 +133,26 @@ def _layer_range(text: str | None) -> tuple[int, int] | None:
 
 
 @app.command()
+@_with_run_options
 def localize(
     context: typer.Context,
-    model: _Model = "tiny-qwen3",
     rollout: Annotated[str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "vllm",
     train: Annotated[str, typer.Option("--train", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "megatron",
-    profile: _Profile = None,
-    samples: _Samples = None,
-    phase: _Phase = "decode",
-    dtype: _Dtype = "bfloat16",
-    device: _Device = "cpu",
-    tensor_parallel: _Tp = 1,
+    infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Find the operators whose alignment makes the logprobs equal.")
+    ] = False,
+    json_out: _Json = None,
+    html: _Html = None,
+    every: _Every = False,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
+    ] = None,
     train_phase: Annotated[str | None, typer.Option("--train-phase", help="The train side's, if another.")] = None,
     train_tensor_parallel: Annotated[
         int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
     ] = None,
     train_profile: Annotated[str | None, typer.Option("--train-profile", help="The train side's, if another.")] = None,
-    layers: _Layers = None,
-    level: _Level = "full",
-    generate: _Generate = GENERATE,
-    seed: _Seed = 0,
-    temperature: _Temperature = None,
-    top_p: _TopP = 1.0,
-    top_k: _TopK = 0,
-    override: _Override = None,
-    json_out: _Json = None,
-    html: _Html = None,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
-    ] = None,
-    every: _Every = False,
-    infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
-    ablate: Annotated[
-        bool, typer.Option("--ablate", help="Find the operators whose alignment makes the logprobs equal.")
-    ] = False,
 ) -> None:
     """Name the first boundary at which two engines diverge.
 
@@ -166,25 +178,11 @@ def localize(
 
 
 @app.command()
+@_with_run_options
 def capture(
     context: typer.Context,
     engine: Annotated[str, typer.Option("--engine", help=_ENGINE_NAMES)],
     out: Annotated[Path, typer.Option("--out", help="Trace folder to write.")],
-    model: _Model = "tiny-qwen3",
-    profile: _Profile = None,
-    samples: _Samples = None,
-    phase: _Phase = "decode",
-    dtype: _Dtype = "bfloat16",
-    device: _Device = "cpu",
-    tensor_parallel: _Tp = 1,
-    layers: _Layers = None,
-    level: _Level = "full",
-    generate: _Generate = GENERATE,
-    seed: _Seed = 0,
-    temperature: _Temperature = None,
-    top_p: _TopP = 1.0,
-    top_k: _TopK = 0,
-    override: _Override = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
     samples_out: Annotated[Path | None, typer.Option("--samples-out", help="Write the finished samples.")] = None,
 ) -> None:
