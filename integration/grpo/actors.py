@@ -74,6 +74,8 @@ class ProcessActor:
         self.result()
 
     def start(self, method: str, **arguments: Any) -> None:
+        if self._is_busy:
+            raise RuntimeError(f"{method}: a call is in progress, whose result nobody would get")
         self._is_busy = True
         self._workers.send({"call": method, "arguments": arguments})
 

@@ -74,6 +74,8 @@ class Run:
         #: Of each version that is kept: HF name -> digest, and the digest of all.
         self._digests: dict[int, dict[str, str]] = {}
         self._digest: dict[int, str] = {}
+        #: Version that the last preflight probed.
+        self._probed: int | None = None
         #: Version that the rollout engine holds.
         self._live: int | None = None
         self._seconds: dict[str, float] = {}
@@ -188,6 +190,9 @@ class Run:
         config, self._seconds, start = self.config, dict.fromkeys(PHASES, 0.0), time.perf_counter()
         self._launch(step)
         samples = self._collect(step)
+        if (step - 1) % config.checkpoint_stride == 0:
+            # Here, because now no rollout is in flight.
+            self._evidence.write(self._rollout, self._trainer, step)
         if config.staleness and step < config.steps:
             self._launch(step + 1)
         with self._timed("reward"):
@@ -247,7 +252,6 @@ class Run:
         append_step(self._steps_path, record)
         if checkpoint:
             self._checkpoints.commit(step, {"version": step, "digest": self._digest[step]})
-            self._evidence.write(self._rollout, self._trainer, step)
         self._finished(record)
         if config.mode == "strict" and found.mismatch_count:
             raise DivergedError(
@@ -265,7 +269,7 @@ class Run:
         version = config.rollout_version(step)
         with self._timed("sync"):
             self._sync(version)
-        if config.preflight_stride and version % config.preflight_stride == 0 and step == version + 1:
+        if config.preflight_stride and version % config.preflight_stride == 0 and version != self._probed:
             with self._timed("preflight"):
                 self._preflight(step, version)
         with self._timed("rollout"):
@@ -292,6 +296,7 @@ class Run:
             folder=self.out / "preflight",
         )
         self._evidence.preflight(found)
+        self._probed = version
         self._announce(
             f"preflight before step {step}: {found.verdict}, {found.observed} of {found.expected} boundaries seen"
             + (f", first at {found.boundary}" if found.boundary else "")
@@ -304,11 +309,11 @@ class Run:
         path = weights_path(self.out / "weights", version)
         found = self._trainer.call("export", version=version, path=str(path))
         self._digests[version], self._digest[version] = found["digests"], found["digest"]
-        for old in self._digests.keys() - set(range(version - self.config.staleness, version + 1)):
-            del self._digests[old], self._digest[old]
-        for file in path.parent.glob("v*.safetensors"):
-            if not any(file == weights_path(path.parent, kept) for kept in self._digests):
-                file.unlink()
+        oldest = max(self._digests) - self.config.staleness
+        self._digests = {v: digests for v, digests in self._digests.items() if v >= oldest}
+        needed = {weights_path(path.parent, kept) for kept in self._digests}
+        for file in set(path.parent.glob("v*.safetensors")) - needed:
+            file.unlink()
 
     def _sync(self, version: int) -> None:
         """Have the rollout engine hold ``version``."""

@@ -1,0 +1,119 @@
+"""Your own prompts and reward: JSON lines, and an importable function.
+
+A line is an object with ``prompt`` (text) or ``prompt_token_ids``, and whatever else the reward needs. The reward is
+named ``module:function`` and called as ``function(record, text, tokens)``: the line, the response as text (None for a
+model without tokenizer) and as token ids. It returns a finite number, the same for the same arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffcheck.errors import InputError
+from integration.grpo.tasks.tokenizer import FolderTokenizer
+from reference.models.config import ModelConfig
+
+
+class Task:
+    """See the module.
+
+    Args:
+        path: of the JSON lines. reward: ``module:function``, importable from the working folder too.
+
+    Raises:
+        InputError: a file, a line (by number) or the function is unusable.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig, seed: int, *, path: str, reward: str) -> None:
+        self._seed = seed
+        self._tokenizer = FolderTokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+        self.stop_token_ids = self._tokenizer.end_tokens() if self._tokenizer else ()
+        self._name, self._function = reward, _imported(reward)
+        self._records: dict[tuple[int, ...], dict[str, Any]] = {}
+        for number, record in _lines(Path(path)):
+            where = f"{path}:{number}"
+            tokens = self._prompt(record, where, config.vocab_size)
+            if tokens in self._records:
+                raise InputError(f"{where}: this prompt is there already", "give each prompt once")
+            self._records[tokens] = record
+        if not self._records:
+            raise InputError(f"{path}: no prompts in it", "add at least one line")
+        self._tokens = list(self._records)
+        self.longest_prompt = max(map(len, self._tokens))
+
+    def prompts(self, step: int, count: int) -> list[tuple[int, ...]]:
+        """Every prompt once, in random order, then again in another."""
+        total, chosen = len(self._tokens), []
+        for number in range((step - 1) * count, step * count):
+            epoch, place = divmod(number, total)
+            order = np.random.default_rng((self._seed, epoch)).permutation(total)
+            chosen.append(self._tokens[int(order[place])])
+        return chosen
+
+    def reward(self, prompt: Sequence[int], response: Sequence[int]) -> float:
+        """Raises:
+        InputError: the function failed, or returned no finite number.
+        """
+        tokens = list(response)
+        text = self._tokenizer.decode(tokens) if self._tokenizer else None
+        try:
+            value = float(self._function(self._records[tuple(prompt)], text, tokens))
+        except Exception as error:
+            raise InputError(
+                f"{self._name}: {type(error).__name__}: {error}", "mend the function; then resume"
+            ) from error
+        if not math.isfinite(value):
+            raise InputError(f"{self._name}: returned {value}", "return a finite number; then resume")
+        return value
+
+    def _prompt(self, record: dict[str, Any], where: str, vocabulary: int) -> tuple[int, ...]:
+        tokens: Any = record.get("prompt_token_ids")
+        if tokens is None:
+            text = record.get("prompt")
+            if not isinstance(text, str) or self._tokenizer is None:
+                raise InputError(f"{where}: needs prompt_token_ids, or prompt and a model with a tokenizer", "add one")
+            tokens = self._tokenizer.encode(text)
+        if not tokens or not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+            raise InputError(f"{where}: prompt_token_ids are no ids below {vocabulary}, or none", "give token ids")
+        return tuple(tokens)
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise InputError(f"reward {name!r} is not module:function", "for example my_rewards:length")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"reward {name}: {error}", "name a function that can be imported") from None
+    if not callable(function):
+        raise InputError(f"reward {name} is not a function", "name a function that can be imported")
+    return function  # type: ignore[no-any-return]
+
+
+def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}", "give an existing JSON-lines file") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{path}:{number}: not valid JSON: {error.msg}", "one JSON object a line") from None
+            if not isinstance(record, dict):
+                raise InputError(f"{path}:{number}: not a JSON object", "one JSON object a line")
+            found.append((number, record))
+    return found
