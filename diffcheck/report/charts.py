@@ -96,7 +96,7 @@ class Plot:
     Args:
         width, height: of the whole drawing.
         x, y: (lowest, highest) of the data; padded by nothing.
-        x_ticks: (value, label) in place of round numbers.
+        x_ticks: (value, label) in place of round numbers, ascending; one that would touch the last is left out.
         log_y: a logarithmic axis; both ends must be positive.
     """
 
@@ -133,8 +133,12 @@ class Plot:
         for value, label in self.y.ticks(5) if y_ticks is None else y_ticks:
             at = self.y(value)
             self.add(tag("line", x1=left, x2=right, y1=at, y2=at, class_="grid"), text(left - 7, at + 4, label, "end"))
+        end = -math.inf
         for value, label in self.x.ticks(max(2, self.width // 90)) if x_ticks is None else x_ticks:
-            self.add(text(self.x(value), bottom + 16, label, "middle"))
+            half = 3.5 * len(label)
+            if self.x(value) - half > end + 6:
+                self.add(text(self.x(value), bottom + 16, label, "middle"))
+                end = self.x(value) + half
         self.add(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
         self.add(text(right, bottom + 33, x_label, "end"), text(0, 12, y_label))
 
@@ -212,7 +216,7 @@ def heat_map(
         rows: (label, cells); a cell is a share from 0 to 1, None where nothing was seen. 0 is drawn as paper.
         x_ticks: (column, label).
     """
-    left, top = 8 + 6.6 * max((len(name) for name, _ in rows), default=0), 4
+    left, top = 8 + 7.0 * max((len(name) for name, _ in rows), default=0), 4
     columns = max((len(cells) for _, cells in rows), default=0)
     step = (width - left) / max(1, columns)
     bottom = top + row_height * len(rows)

@@ -27,8 +27,7 @@ def ulp_histogram(counts: Sequence[int] | npt.NDArray[np.int64]) -> Markup:
     bars = [(float(k), float(n)) for k, n in enumerate(counts)]
 
     def at(width: int) -> Markup:
-        every = max(1, round(len(bars) * 46 / width))
-        ticks = [(float(k), _class_name(k)) for k in range(0, len(bars), every)]
+        ticks = [(float(k), _class_name(k)) for k in range(len(bars))]
         _, high = span([n for _, n in bars], log=True)
         plot = Plot(
             width,
@@ -127,11 +126,14 @@ def position_map(measured: Measured) -> tuple[Markup, str] | None:
     columns = -(-positions // group)
     at = measured.rows.position // group
     raw = []
+    many = len(measured.layers) > 16
     for layer in measured.layers:
         cells = np.zeros(columns)
         # A row that differs by an unknown amount counts as the farthest of all.
         np.maximum.at(cells, at[: layer.distance.size], np.where(np.isnan(layer.distance), np.inf, layer.distance))
-        raw.append((layer.label, cells))
+        # Low rows have room for every second number.
+        crowded = many and layer.label.isdigit() and int(layer.label) % 2
+        raw.append(("" if crowded else layer.label, cells))
     known = [float(c) for _, cells in raw for c in cells if 0 < c < np.inf]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
     low = min(low, high / 10)
@@ -145,7 +147,7 @@ def position_map(measured: Measured) -> tuple[Markup, str] | None:
             "Relative distance by layer and position",
             x_label="position in the sample",
             x_ticks=ticks,
-            row_height=18 if len(rows) <= 16 else 11,
+            row_height=11 if many else 18,
         )
     )
     if not known:
@@ -176,7 +178,6 @@ def token_plot(tokens: Tokens) -> Markup:
     middles = [(a + b) / 2 / group for a, b in zip(starts, [*starts[1:], gap.size], strict=True)]
 
     def at(width: int) -> Markup:
-        every = max(1, round(len(starts) * 30 / width))
         plot = Plot(
             width,
             230,
@@ -184,7 +185,7 @@ def token_plot(tokens: Tokens) -> Markup:
             (low, high),
             x_label="response tokens, by sample",
             y_label="|Δ logprob| in nats",
-            x_ticks=[(m, str(i)) for i, m in enumerate(middles) if i % every == 0],
+            x_ticks=[(m, str(i)) for i, m in enumerate(middles)],
             log_y=True,
         )
         for start in starts[1:]:

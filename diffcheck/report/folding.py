@@ -46,11 +46,13 @@ def within_layer(name: str) -> str:
 
 
 def span_of(names: Sequence[str]) -> str:
-    """One name for neighbouring boundaries."""
-    layers = {layer_of(name) for name in names}
-    if len(layers) == 1 and None not in layers:
-        return f"layers.{layers.pop()}"
-    return f"{names[0]} … {names[-1]}"
+    """One name for neighbouring boundaries; a whole layer is called by its number."""
+    first, last = names[0], names[-1]
+    if layer_of(first) is None or layer_of(first) != layer_of(last):
+        return f"{first} … {last}"
+    if within_layer(first) == "input_layernorm" and within_layer(last) == "mlp_residual":
+        return f"layers.{layer_of(first)}"
+    return f"{first} … {within_layer(last)}"
 
 
 def short_count(number: int) -> str:

@@ -119,4 +119,6 @@ def _distances(label: str, boundary: str, left: Trace, right: Trace) -> LayerRow
 
 
 def _values(bits: UIntArray, trace: Trace, boundary: str) -> FloatArray:
-    return to_float32(bits, trace.entry(boundary).dtype).astype(np.float64)
+    # A signalling NaN warns when it is widened.
+    with np.errstate(invalid="ignore"):
+        return to_float32(bits, trace.entry(boundary).dtype).astype(np.float64)

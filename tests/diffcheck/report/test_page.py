@@ -107,3 +107,9 @@ def test_no_page_scrolls_sideways() -> None:
     text = page().replace("<main>", f"<main>{both_widths(plot)}{inside}")
     assert scroll_width(text, PHONE) == PHONE and scroll_width(text, DESKTOP) == DESKTOP
     assert scroll_width(text.replace('class="scroll"', ""), PHONE) > PHONE
+
+
+def test_labels_of_an_axis_do_not_touch() -> None:
+    ticks = [(0.0, "0"), (0.1, "1"), (0.2, "2"), (5.0, "50000"), (5.5, "55"), (9.0, "9")]
+    drawn = Plot(350, 200, (0, 10), (0, 1), x_label="x", y_label="y", x_ticks=ticks).svg("label")
+    assert re.findall(r'text-anchor="middle">([^<]*)<', drawn) == ["0", "50000", "9"]
