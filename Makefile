@@ -6,7 +6,7 @@ STAMP := $(VENV)/.rlk-set-up
 # Only the tests of the HIP sources need it, so only they install it.
 CLANG := $(VENV)/.rlk-clang
 
-.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference clean
+.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -53,6 +53,12 @@ bench-fastpath: $(STAMP) ## Speed of the kernels on this machine's GPU, against 
 
 bench-strict: $(STAMP) ## Time of the strict path in vLLM and Megatron-core, against the native one
 	$(BIN)/python -m integration.benchmarks $(ARGS)
+
+nightly: $(STAMP) ## 200 GRPO steps, strict and native, checked and reported; goes on where it stopped
+	$(BIN)/python -m integration.grpo.nightly $(ARGS)
+
+bench-grpo: $(STAMP) ## Time of a strict GRPO step against a native one, by phase
+	$(BIN)/python -m integration.grpo.benchmarks $(ARGS)
 
 bench-faults: $(STAMP) ## Every fault of the library injected and named, every control left equal
 	$(BIN)/rlk-diff faults --all --json diffcheck/results/faults.json $(ARGS)
