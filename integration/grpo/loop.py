@@ -122,8 +122,10 @@ class Run:
     def _run(self) -> list[dict[str, Any]]:
         self._start()
         first = self._restore()
-        self._evidence.began(first)
         records = keep_steps(self._steps_path, first - 1)
+        if first > self.config.steps:
+            return records
+        self._evidence.began(first)
         for step in range(first, self.config.steps + 1):
             records.append(self._step(step))
         self._buffer.check()
