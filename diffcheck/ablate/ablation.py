@@ -22,6 +22,8 @@ BUDGET = 600.0
 INFERENCE = 15.0
 #: Units of which pairs are tried: those that remove most alone.
 PAIRED = 3
+#: Boundaries of an interval that are named one by one.
+SPELLED = 3
 
 
 def ablate(
@@ -209,6 +211,15 @@ class _Experiment:
             self._answer.pairs.append(Pair((a.name, b.name), (removes(a), removes(b)), trial))
 
 
+def in_words(unit: Unit) -> str:
+    """Its name, or what it may be where boundaries before it were not observed."""
+    if len(unit.interval) == 1:
+        return unit.name
+    if len(unit.interval) <= SPELLED:
+        return " → ".join(unit.interval)
+    return f"one of the {len(unit.interval)} from {unit.interval[0]} to {unit.interval[-1]}"
+
+
 def _explains(trial: Trial) -> bool:
     return trial.evidence != "unproven" and not trial.logprobs.mismatch_count
 
@@ -237,11 +248,11 @@ def _conclude(answer: Ablation, unaligned: Mapping[str, str]) -> None:
         seen = ", ".join(list(unaligned)[:3])
         answer.reason = answer.reason or (f"not aligned: {seen}" if seen else "")
         return
-    names = answer.minimal or [u.name for u in answer.units]
-    count = f"{len(names)} operators" if len(names) > 1 else "1 operator"
+    needed = [u for u in answer.units if u.in_minimal] or answer.units
+    count = f"{len(needed)} operators" if len(needed) > 1 else "1 operator"
     answer.summary = (
         f"{count} of {answer.donor} in {answer.host}'s forward make all {compared:,} logprobs equal "
-        f"({before:,} differed): {', '.join(names)}."
+        f"({before:,} differed): {', '.join(map(in_words, needed))}."
     )
     if answer.reason:
         return

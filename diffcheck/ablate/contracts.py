@@ -69,7 +69,7 @@ def _gives(contract: Contract, question: Site) -> bool:
 def explained(
     left: Side, right: Side, boundary: str, model: Path, budget: float, progress: Progress
 ) -> tuple[list[dict[str, Any]], str, list[Inference]]:
-    """In what the two sides' contracts differ at ``boundary``; why nothing is said where that is so; both answers.
+    """In what the two sides' contracts differ at ``boundary``; what keeps that from being sure; both answers.
 
     Args:
         budget: seconds a side.
@@ -82,6 +82,7 @@ def explained(
     ]
     found = differences(*answers)
     if found:
-        return found, "", answers
+        searched = all(a.complete for a in answers)
+        return found, "" if searched else "not every contract was tried: the smallest difference found", answers
     missing = [f"{a.engine}: {a.reason}" for a in answers if not a.fits]
     return [], "; ".join(missing) or "one contract fits both sides on these inputs", answers

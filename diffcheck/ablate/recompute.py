@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from diffcheck.bits import UIntArray, to_float32
 from diffcheck.boundaries import Boundary
 from diffcheck.capture.interventions import IntArray
 from diffcheck.capture.recorder import Rows
-from diffcheck.capture.replace import converted
+from diffcheck.capture.replace import converted, written_at
 from diffcheck.errors import InputError
 from diffcheck.infer.arguments import call
 from diffcheck.infer.sites import arguments_of, node_of, operator_inputs
@@ -43,7 +43,7 @@ class Recompute:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        return tuple(operator_inputs(Trace(self.trace), self.boundary).values())
+        return tuple(_inputs(self.trace, written_at(self.trace), self.boundary).values())
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         """Raises:
@@ -78,6 +78,12 @@ class Recompute:
         return cls(data["boundary"], from_json(data["contract"]), Path(data["trace"]), Path(data["model"]))
 
 
+@lru_cache(maxsize=1024)
+def _inputs(trace: Path, _written: int, boundary: str) -> dict[str, str]:
+    """Every forward of an ablation asks again, and the answer is in the values of a trace that does not change."""
+    return operator_inputs(Trace(trace), boundary)
+
+
 class _Live:
     """Rows that the forward has shown so far, as the source of a call (`diffcheck.infer.sites.Source`)."""
 
@@ -87,7 +93,7 @@ class _Live:
         self.samples = [Sample.from_json(s) for s in self.header.samples]
         self.place = Rows.of(0, range(0))
         self._node: Boundary = node_of(side, boundary)
-        self._inputs = operator_inputs(side, boundary)
+        self._inputs = _inputs(trace, written_at(trace), boundary)
         self._weights = TracedWeights(model, self.header.object.weights, self.header.dtype)
         self._rows: dict[str, dict[tuple[int, int], Float32Array]] = {}
 

@@ -22,6 +22,7 @@ def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
     if ablation["reason"]:
         parts.append(Text(ablation["reason"], style="yellow"))
     if ablation["units"] and ablation["units"][0]["alone"]:
+        parts += list(_causes(ablation))
         parts += [Text(""), _units(ablation)]
         parts += list(_notes(ablation))
     if any(o["after"] for o in ablation["origins"]):
@@ -40,16 +41,30 @@ def _units(ablation: Mapping[str, Any]) -> RenderableType:
     for unit in ablation["units"]:
         needed = unit["in_minimal"]
         name = Text(_short(unit), style="bold" if needed else "dim")
-        for difference in unit["differs_in"]:
-            name.append(f"\n  {difference['sentence']}", style="not bold")
-        if unit["unexplained"]:
-            name.append(f"\n  {unit['unexplained']}", style="not bold yellow")
         alone, left_out = unit["alone"], unit["left_out"]
         leaves = 1 - left_out["removed"]["mean"] if left_out else None
         table.add_row(
             name, _removed(alone), "" if leaves is None else _percent(leaves) + _mark(left_out), _bar(leaves or 0.0)
         )
     return table
+
+
+def _causes(ablation: Mapping[str, Any]) -> Iterator[Text]:
+    """Each difference once, with the operators that have it, then what could not be said."""
+    found: dict[tuple[str, str], list[str]] = {}
+    unsure: dict[str, list[str]] = {}
+    for unit in ablation["units"]:
+        for d in unit["differs_in"]:
+            found.setdefault((d["sentence"], d["field"]), []).append(_short(unit))
+        if unit["unexplained"]:
+            unsure.setdefault(unit["unexplained"], []).append(_short(unit))
+    for (sentence, path), units in found.items():
+        yield Text("")
+        yield Text(f"{sentence}  ({path})", style="bold")
+        yield Text(f"  at {', '.join(units)}", style="dim")
+    for why, units in unsure.items():
+        yield Text("")
+        yield Text(f"{', '.join(units)}: {why}", style="yellow")
 
 
 def _removed(trial: Mapping[str, Any] | None) -> str:
@@ -63,7 +78,8 @@ def _mark(trial: Mapping[str, Any]) -> str:
 def _short(unit: Mapping[str, Any]) -> str:
     """The operator, and in how many layers it differs."""
     name = str(unit["name"])
-    return f"{name.removeprefix('layers.*.')} × {len(unit['boundaries'])}" if "*" in name else name
+    plain = name.removeprefix("layers.*.").removeprefix("self_attn.").removeprefix("mlp.")
+    return f"{plain} × {len(unit['boundaries'])}" if "*" in name else name
 
 
 def _percent(share: float) -> str:
@@ -85,7 +101,7 @@ def _notes(ablation: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"One by one they remove {_percent(alone)} in sum; together, 100 %.")
     for pair in ablation["pairs"]:
         a, b = (_percent(x) for x in pair["alone"])
-        names = " and ".join(name.removeprefix("layers.*.") for name in pair["units"])
+        names = " and ".join(_short(unit) for unit in units if unit["name"] in pair["units"])
         yield Text(f"  {names}: alone {a} and {b}, both {_removed(pair['trial'])}", style="dim")
     spare = [u["name"] for u in units if not u["in_minimal"]]
     if ablation["minimal"] and spare:

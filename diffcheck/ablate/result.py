@@ -67,6 +67,8 @@ class Unit:
     operator: str
     #: Its boundaries that differ on equal inputs, in dataflow order.
     boundaries: list[str]
+    #: Boundaries among which its difference arises: more than one where some before it were not observed on both sides.
+    interval: list[str]
     #: What the host's operator gives on the donor's inputs, against what the donor's gave.
     elements: int
     differing: int
@@ -82,7 +84,7 @@ class Unit:
     in_minimal: bool = False
     #: As in ``verdict.contracts.differs_in``: boundary, field, left, right, sentence. Only with inference.
     differs_in: list[dict[str, Any]] = field(default_factory=list)
-    #: Why ``differs_in`` is empty where it was asked for.
+    #: Why ``differs_in`` is empty, or not sure, where it was asked for.
     unexplained: str = ""
 
 
@@ -148,7 +150,7 @@ class Ablation:
     bracket: list[str] = field(default_factory=list)
     #: boundary -> why it could not be aligned.
     unaligned: dict[str, str] = field(default_factory=dict)
-    #: Engine runs by engine, repeats included.
+    #: Forwards by side ("rollout", "train").
     runs: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -100,6 +100,7 @@ def units_of(nodes: Sequence[Boundary], members: Mapping[str, Sequence[str]], fo
                 name=name,
                 operator=operators[boundaries[0]],
                 boundaries=list(boundaries),
+                interval=max((o.interval for o in mine), key=len),
                 elements=sum(o.elements for o in mine),
                 differing=sum(o.differing for o in mine),
                 max_abs=max(o.max_abs for o in mine),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from diffcheck.ablate.composite import Bench
 from diffcheck.ablate.result import Origin
 from diffcheck.ablate.sides import same
-from diffcheck.localize import localize
 from diffcheck.verdict import LogprobStats
 
 #: Origins up to which every step is run; beyond, the first and the last that matter are found by bisection.
@@ -44,9 +43,8 @@ def walk(bench: Bench, origins: Sequence[Origin], tick: Callable[[str], None]) -
         run = bench.host.spliced(bench.donor.trace, [o.boundary for o in origins[:count]])
         origin = origins[count - 1]
         origin.after = bench.against_donor(run.trace)
-        first = localize(bench.donor.trace, run.trace).first_divergence
-        following = origins[count].interval if count < len(origins) else [None]
-        origin.confirmed = (first.boundary if first else None) in following
+        first = next((name for name in bench.names if not same(run.trace, bench.donor.trace, name)), None)
+        origin.confirmed = first == (origins[count].boundary if count < len(origins) else None)
         moved[count] = not same(run.trace, bench.host.trace, "logprobs")
         left[count] = origin.after.mismatch_count
         run.discard()

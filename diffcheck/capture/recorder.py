@@ -232,7 +232,8 @@ class Recorder:
                 changed = new
         if not kept:
             self._keep(self._computed, node, rows, bits if changed is None else changed, dtype)
-        return changed
+        # Putting in what is there already is no change: an engine that fuses operators goes on with what it fused.
+        return None if changed is None or np.array_equal(changed, bits) else changed
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
         keep = self._planned(node, rows)

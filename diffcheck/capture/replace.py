@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from diffcheck.capture.recorder import expected_rows
 from diffcheck.errors import InputError
 from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
 
 
@@ -31,20 +33,18 @@ class Replace:
     trace: Path
     reads: ClassVar[tuple[str, ...]] = ()
     aligns: ClassVar[bool] = True
-    _source: list[_Source] = field(default_factory=list, repr=False, compare=False)
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
         """Raises:
         InputError: a value that the live dtype cannot hold.
         TraceError: the trace is damaged.
         """
-        if not self._source:
-            self._source.append(_Source(self.trace))
-        rows = self._source[0].rows(name, sample, position)
+        source = _source(self.trace, written_at(self.trace))
+        rows = source.rows(name, sample, position)
         if rows is None or not (rows >= 0).any():
             return None
         hit = rows >= 0
-        theirs, their_dtype = self._source[0].values(name)
+        theirs, their_dtype = source.values(name)
         changed = bits.copy()
         changed[hit] = converted(name, theirs[rows[hit]], their_dtype, dtype)
         return changed
@@ -81,6 +81,18 @@ class _Source:
         if name not in self._values:
             self._values[name] = (self._trace.values(name), self._trace.entry(name).dtype)
         return self._values[name]
+
+
+def written_at(trace: Path) -> int:
+    """When a trace was written, in nanoseconds: with its path, what a memory of it goes by. 0 where there is none."""
+    header = trace / HEADER
+    return header.stat().st_mtime_ns if header.exists() else 0
+
+
+@lru_cache(maxsize=2)
+def _source(folder: Path, _written: int) -> _Source:
+    """One for all boundaries that a plan replaces; a trace that was written anew is read anew."""
+    return _Source(folder)
 
 
 def converted(name: str, bits: UIntArray, source: str, target: str) -> UIntArray:

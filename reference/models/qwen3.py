@@ -113,9 +113,13 @@ class Qwen3:
         if branch is not None:
             total = ops.residual_add(branch, stream, self.contracts[residual_name])
             added = self._see(residual_name, rows, total)
-            if contract.rounding.sum == "float32" and added is total:
-                # engines that fuse add and norm see an unrounded sum; a sum that an observer replaced is taken as it is
-                return added, self._see(name, rows, ops.rms_norm(branch, weight, epsilon, contract, stream).output)
+            if contract.rounding.sum == "float32":
+                # engines that fuse add and norm see an unrounded sum; a row that an observer replaced is taken as it is
+                normed = ops.rms_norm(branch, weight, epsilon, contract, stream).output
+                replaced = (added.view(np.uint32) != total.view(np.uint32)).any(axis=1)
+                if replaced.any():
+                    normed[replaced] = ops.rms_norm(added[replaced], weight, epsilon, contract).output
+                return added, self._see(name, rows, normed)
         return added, self._see(name, rows, ops.rms_norm(added, weight, epsilon, contract).output)
 
     def _attention_block(self, layer: str, n: int, rows: Rows, x: Float32Array, state: PagedState) -> Float32Array:
