@@ -60,8 +60,9 @@ nightly: $(STAMP) ## 200 GRPO steps, strict and native, checked and reported; go
 bench-grpo: $(STAMP) ## Time of a strict GRPO step against a native one, by phase
 	$(BIN)/python -m integration.grpo.benchmarks $(ARGS)
 
-bench-faults: $(STAMP) ## Every fault of the library injected and named, every control left equal
+bench-faults: $(STAMP) ## Every fault of the library injected and named, every control left equal; resumes
 	$(BIN)/rlk-diff faults --all --json diffcheck/results/faults.json $(ARGS)
+	$(BIN)/rlk-diff faults --all --real --json diffcheck/results/faults.json $(ARGS)
 
 bench-reference: $(STAMP) ## Speed of the specification on one core, against named peers
 	$(BIN)/python -m reference.benchmarks $(ARGS)

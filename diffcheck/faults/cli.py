@@ -75,15 +75,16 @@ def faults(
     ):
         jobs = list(_jobs(name, engine, real, Path(folder), stack))
         for one in dict.fromkeys(job[0] for job in jobs):
-            results.resume(one)
+            results.resume(one, keep=every)
         for done, (one, fault, described, run) in enumerate(jobs):
             progress(f"{fault} ({described})", done, len(jobs))
             if results.find(one, fault, described) is None:
                 results.add(one, run())
     results.finish()
     outcomes = list(results.all())
-    if name is not None and outcomes[0].report is not None:
-        print_verdict(outcomes[0].report, console)
+    for outcome in outcomes if name is not None else ():
+        assert outcome.report is not None
+        print_verdict(outcome.report, console)
     console.print(_table(outcomes))
     if every:
         for one, found in results.outcomes.items():

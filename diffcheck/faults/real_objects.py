@@ -125,7 +125,10 @@ WEIGHTS = (
         "fused-update-torn",
         "weight sync by parts",
         "an update sends q without k and v, whose module vLLM then fills with what happens to be there",
-        (refused("vllm", "weights.model.layers.0.self_attn.", Change("weights.torn", {"name": _Q_WEIGHT})),),
+        tuple(
+            refused("vllm", "weights.model.layers.0.self_attn.", Change("weights.torn", {"name": _Q_WEIGHT}), setup=s)
+            for s in (Setup(), NATIVE)
+        ),
     ),
     RealFault(
         "weight-bit-flipped",

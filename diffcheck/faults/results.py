@@ -44,11 +44,11 @@ class Results:
                     f"{self.path}: holds no results of faults", "give another file, or remove it"
                 ) from None
 
-    def resume(self, engine: str) -> None:
-        """Start the section of ``engine``, with what an interrupted run of the same command and versions found."""
+    def resume(self, engine: str, *, keep: bool = True) -> None:
+        """Start the section of ``engine``; ``keep`` what an interrupted run of the same command and versions found."""
         section = self._sections.get(engine, {})
         same = (section.get("command"), section.get("versions")) == (self.command, versions())
-        unfinished = same and not section.get("complete", True)
+        unfinished = keep and same and not section.get("complete", True)
         self.outcomes[engine] = [Outcome.from_json(o) for o in section["outcomes"]] if unfinished else []
 
     def find(self, engine: str, name: str, described: str) -> Outcome | None:

@@ -24,6 +24,8 @@ Tensor = Any
 LOAD_FORMAT = "rlk"
 #: Key of the loader's extra configuration: [[HF name, flat index, bit], ...].
 FLIPS = "rlk_weight_flips"
+#: Projections that share a module.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 #: Attribute of the loaded model: HF name -> digest.
 DIGESTS = "rlk_weight_digests"
 
@@ -53,19 +55,36 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _digesting(model: Any, load: Callable[[Any], Any], dtype: Any) -> Callable[[Any], Any]:
-    """``load`` of a live model, which keeps the digests of what is loaded true."""
+    """``load`` of a live model, which keeps the digests of what is loaded true.
+
+    vLLM fills a module anew as a whole: weights of it that were not sent hold what happened to be in memory.
+    """
 
     def load_weights(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        digests, sent = getattr(model, DIGESTS), set()
+
         def passing() -> Iterator[tuple[str, Tensor]]:
-            digests = getattr(model, DIGESTS)
             for name, tensor in weights:
                 if name in digests:
                     digests[name] = weight_digest(tensor.to(dtype))
+                    sent.add(name)
                 yield name, tensor
 
-        return load(passing())
+        loaded = load(passing())
+        for name in sent:
+            digests |= dict.fromkeys(fused_with(name) - sent, f"undefined: {name} was sent without it")
+        return loaded
 
     return load_weights
+
+
+def fused_with(name: str) -> set[str]:
+    """HF names of all weights in the module that holds ``name``."""
+    for group in FUSED:
+        for part in group:
+            if f".{part}." in name:
+                return {name.replace(part, other) for other in group}
+    return {name}
 
 
 def gather_ranks(tensor: Tensor) -> list[Tensor]:

@@ -82,8 +82,11 @@ class Live:
         """Load (HF name, weight) into the live engine as its users do; weights not named stay as they are."""
         given = dict(weights)
         if self.options.engine == "vllm":
-            # A fused module is filled anew as a whole.
-            self.send([(name, given.get(name, self.checkpoint[name])) for name in _with_fused(given)])
+            from diffcheck.capture.vllm.loader import fused_with
+
+            # A module is filled anew as a whole.
+            whole = set().union(*map(fused_with, given))
+            self.send([(name, given.get(name, self.checkpoint[name])) for name in self.checkpoint if name in whole])
             return
         import torch
 
@@ -102,20 +105,6 @@ class Live:
     def send(self, weights: list[tuple[str, Tensor]]) -> None:
         """vLLM's own reload of exactly these weights."""
         self.adapter.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-
-
-#: Projections that vLLM keeps in one module.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-def _with_fused(names: Iterable[str]) -> list[str]:
-    """``names`` and those that share a module with one of them."""
-    found: dict[str, None] = {}
-    for name in names:
-        group = next((g for g in _FUSED if any(part in name for part in g)), ())
-        mine = next((part for part in group if part in name), "")
-        found |= dict.fromkeys([name.replace(mine, part) for part in group] or [name])
-    return list(found)
 
 
 def find(name: str) -> Callable[..., AbstractContextManager[None]]:
