@@ -268,7 +268,7 @@ def _conclude(
             return "diverged", f"{pair} diverge no later than {where}; not observed just before it: {inside}."
         return "diverged", f"{pair} computed the same object and first diverge at {where}."
     if not coverage.observed or logprobs is None or not logprobs.compared:
-        what = "no logprob" if coverage.observed else "no boundary"
+        what = "No logprob" if coverage.observed else "No boundary"
         return "inconclusive", f"{what} was compared between {pair}, so nothing can be said about equality."
     count = len(coverage.unobserved)
     unseen = f"; {count} {'boundary was' if count == 1 else 'boundaries were'} not observed" if count else ""

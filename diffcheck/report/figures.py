@@ -115,12 +115,14 @@ def status_mark(status: str, x: float, y: float, size: float) -> Markup:
     return tag("g", shape, class_=f"sign {status}")
 
 
-def position_map(measured: Measured) -> tuple[Markup, str] | None:
+def position_map(measured: Measured) -> tuple[Markup, str]:
     """Layer x position: how far the residual stream is apart, the farthest sample standing for all; and the caption.
-    None where no layer was seen.
+    No drawing where nothing differs, or no layer was seen.
     """
     if measured.rows is None or not measured.layers:
-        return None
+        return Markup(""), "What the layers hand on was not seen on both sides."
+    if not any(layer.distance.any() for layer in measured.layers):
+        return Markup(""), "What each layer hands on is equal in every bit."
     positions = int(measured.rows.position.max()) + 1
     group = -(-positions // _MOST_COLUMNS)
     columns = -(-positions // group)
@@ -139,7 +141,7 @@ def position_map(measured: Measured) -> tuple[Markup, str] | None:
     low = min(low, high / 10)
     scale = np.log10(high / low)
     rows = [(label, [_share(c, low, scale) for c in cells.tolist()]) for label, cells in raw]
-    ticks = [(int(p) // group, label) for p, label in Scale(0, positions - 1, 0, 1).ticks(8)]
+    ticks = [(int(p) // group, label) for p, label in Scale(0, positions - 1, 0, 1).ticks(8) if p == int(p)]
     drawn = both_widths(
         lambda width: heat_map(
             rows,

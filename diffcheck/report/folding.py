@@ -86,7 +86,12 @@ def by_reason(unobserved: Mapping[str, str]) -> dict[str, list[str]]:
 def side_in_words(side: dict[str, Any]) -> str:
     """What ran on one side, from ``verdict.evidence``: engine, versions, ranks, dtype, phase, profile."""
     versions = ", ".join(f"{name} {number}" for name, number in side["versions"].items())
-    words = [f"{side['engine']} ({versions})", f"TP {side['tensor_parallel']}", side["dtype"], side["phase"]]
+    words = [
+        f"{side['engine']} ({versions})" if versions else side["engine"],
+        f"TP {side['tensor_parallel']}",
+        side["dtype"],
+        side["phase"],
+    ]
     if profile := side["evidence"].get("profile"):
         words.append(profile)
     return ", ".join(words)

@@ -76,7 +76,7 @@ def _values(verdict: Verdict, measured: Measured, left: Trace, right: Trace) -> 
         "boundary_rows": [_boundary(group, measured, classes) for group in folded(results)],
         "every_boundary": [_boundary([r], measured, classes) for r in results],
         "finer": _finer(results),
-        "positions": figures.position_map(measured) if first else None,
+        "positions": figures.position_map(measured),
         "tokens": figures.token_plot(measured.tokens) if measured.tokens and measured.tokens.left.size else "",
         "ablations": [ablation.section(data) for data in verdict.ablation],
         "unobserved": [

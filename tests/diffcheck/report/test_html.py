@@ -241,3 +241,16 @@ def test_no_page_scrolls_sideways_on_a_phone(explained: tuple[Verdict, Trace, Tr
     other = page_of(tmp_path, write(tmp_path / "a", values()), write(tmp_path / "b", values(), head))
     for page in ((tmp_path / "page.html").read_text().replace("<details>", "<details open>"), other):
         assert scroll_width(page, PHONE) == PHONE
+
+
+def test_a_divergence_that_no_layer_hands_on_has_no_map(tmp_path: Path) -> None:
+    left, right = pair(tmp_path, flip("layers.1.mlp.act", 2, 5))
+    assert "What each layer hands on is equal in every bit." in words(page_of(tmp_path, left, right))
+
+
+def test_nothing_compared_is_told_as_nothing(tmp_path: Path) -> None:
+    left = write(tmp_path / "a", {"norm": values()["norm"]})
+    right = write(tmp_path / "b", {"logits": values()["logits"]})
+    page = page_of(tmp_path, left, right)
+    assert "No boundary was compared" in words(page) and "0 of 44 boundaries" in words(page)
+    assert "How far apart" not in words(page) and page.count('class="box unobserved"') > 20
