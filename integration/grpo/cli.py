@@ -13,7 +13,7 @@ from rich.console import Console
 
 from diffcheck.cli import guard
 from diffcheck.models import BUILT_IN
-from integration.grpo.config import load_config
+from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
 from integration.grpo.tasks import TASKS
 
@@ -60,7 +60,8 @@ def run(
         "staleness": 1 if asynchronous else None,
         "ray": ray or None,
     }
-    chosen = load_config(config, {name: value for name, value in given.items() if value is not None})
+    overrides = {name: value for name, value in given.items() if value is not None}
+    chosen = load_config(config, overrides, stored_config(out) if resume else None)
     module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_process")
     open_engine = getattr(importlib.import_module(f"integration.grpo.{module}"), function)
     command = shlex.join(["rlk-grpo", *sys.argv[1:]])

@@ -13,6 +13,8 @@ from typing import Any, get_type_hints
 from diffcheck.errors import InputError
 
 PROFILE = "strict-v1/fma32-seq"
+#: File of a run's folder.
+CONFIG = "config.json"
 #: Fields that may change between a run and its continuation: they decide no bit of a step before the change.
 FREE = ("steps", "checkpoint_stride", "keep_checkpoints", "max_restarts", "preflight_stride", "ray", "replicas")
 
@@ -162,13 +164,32 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def load_config(path: Path | None, overrides: Mapping[str, Any]) -> GrpoConfig:
-    """The configuration of a TOML file (None: the defaults), with ``overrides`` on top.
+def load_config(path: Path | None, overrides: Mapping[str, Any], before: GrpoConfig | None = None) -> GrpoConfig:
+    """The configuration of a TOML file (None: that of ``before``, else the defaults), with ``overrides`` on top.
+
+    Args:
+        before: of the run that goes on.
 
     Raises:
         InputError: the file is missing or no TOML, a field is unknown, or a value is of the wrong type or out of range.
     """
-    return changed(GrpoConfig(), {**(_read(path) if path else {}), **overrides}, str(path or "command line"))
+    base = GrpoConfig() if path or before is None else before
+    return changed(base, {**(_read(path) if path else {}), **overrides}, str(path or "command line"))
+
+
+def stored_config(out: Path) -> GrpoConfig | None:
+    """The configuration of the run in a folder; None where there is none.
+
+    Raises:
+        InputError: it is damaged, or of another release.
+    """
+    path = out / CONFIG
+    try:
+        if not path.exists():
+            return None
+        return changed(GrpoConfig(), json.loads(path.read_text()), str(path))
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: {error}", "restore it from a copy, or choose another --out") from None
 
 
 def changed(config: GrpoConfig, values: Mapping[str, Any], where: str) -> GrpoConfig:

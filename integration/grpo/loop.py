@@ -22,7 +22,7 @@ from diffcheck.models import resolve_model
 from integration.grpo.actors import Actor
 from integration.grpo.buffer import Buffer
 from integration.grpo.checkpoint import Checkpoints
-from integration.grpo.config import GrpoConfig, check_continues
+from integration.grpo.config import CONFIG, GrpoConfig, check_continues, stored_config
 from integration.grpo.engines import ROLES, OpenEngine, Role
 from integration.grpo.evidence import Evidence
 from integration.grpo.metrics import mismatch_of
@@ -377,16 +377,16 @@ def _sequence(sample: Sample) -> dict[str, Any]:
 
 def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> None:
     """Make the folder this run's, or check that it is."""
-    path = out / "config.json"
+    path = out / CONFIG
     try:
         out.mkdir(parents=True, exist_ok=True)
-        found = json.loads(path.read_text()) if path.exists() else None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}", "choose another --out") from None
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}", "choose another --out") from None
+    found = stored_config(out)
     if found is not None:
         if not resume:
             raise InputError(f"{out}: holds a run already", "go on with --resume, or choose another --out")
-        check_continues(GrpoConfig(**found), config)
+        check_continues(found, config)
     elif any(out.iterdir()) and not resume:
         raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
     write_text(path, json.dumps(config.to_json(), indent=1) + "\n")
