@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from diffcheck.files import write_text
-from diffcheck.report.charts import Plot, span
+from diffcheck.report.charts import Plot, Scale, span
 from integration.grpo.report.read import PHASES, Run
 
 Points = list[tuple[float, float]]
@@ -181,8 +181,12 @@ def _draw(panel: Panel, width: int, title: str) -> Markup:
     x, y, zero = _limits(panel)
     height = 220 if width > 500 else 190
 
+    # Nothing lies between two steps.
+    steps = [tick for tick in Scale(*x, 0, 1).ticks(max(2, width // 90)) if tick[0] == round(tick[0])]
+
     def axes(ticks: list[tuple[float, str]] | None) -> Plot:
-        return Plot(width, height, x, y, x_label="step", y_label=panel.y_label, y_ticks=ticks, log_y=panel.log)
+        labels = {"x_label": "step", "y_label": panel.y_label}
+        return Plot(width, height, x, y, **labels, x_ticks=steps, y_ticks=ticks, log_y=panel.log)
 
     plot = axes(None)
     if y[0] < zero:
@@ -255,6 +259,7 @@ def _plot(panel: Panel, axes: Any) -> None:
             ticks = [(zero, "0"), *((v, f"$10^{{{round(math.log10(v))}}}$") for v in _decades(zero * 10, y[1]))]
             axes.set_yticks([v for v, _ in ticks], [label for _, label in ticks])
             axes.minorticks_off()
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlim=x, ylim=y, xlabel="step", ylabel=panel.y_label)
     axes.legend(frameon=False, fontsize=8, ncols=2)
 

@@ -15,6 +15,12 @@ from integration.grpo.report import coverage
 from integration.grpo.report.figures import Figure, draw
 from integration.grpo.report.read import Run
 
+#: What the run was: a line each, and all in one line.
+_HEAD = ("command", "device", "profile", "model", "task")
+_SETTINGS = (
+    *("dtype", "tp", "replicas", "staleness", "seed", "prompts_per_step", "group_size", "max_tokens", "temperature"),
+    *("top_k", "top_p", "lr", "clip", "kl_coef"),
+)
 _FIELDS = (
     *("step", "compared", "mismatch_count", "max_abs_diff", "mean_abs_diff", "k3", "ess", "reward_mean", "kl_ref"),
     *("loss", "grad_norm"),
@@ -66,10 +72,14 @@ def _status(run: Run) -> str:
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
-    wanted = ("command", "device", "profile", "model", "task", "dtype", "tp")
-    found = {name: run.evidence[name] for name in wanted if run.evidence.get(name) is not None}
-    facts = {name: [text for _, text in coverage.flattened(value)] for name, value in found.items()}
-    return [(name, ", ".join(texts)) for name, texts in facts.items()]
+    told = {**run.config, **run.evidence}
+    found = {
+        name: ", ".join(text for _, text in coverage.flattened(told[name]))
+        for name in (*_HEAD, *_SETTINGS)
+        if told.get(name) is not None
+    }
+    settings = ", ".join(f"{name} {found[name]}" for name in _SETTINGS if name in found)
+    return [(name, found[name]) for name in _HEAD if name in found] + ([("settings", settings)] if settings else [])
 
 
 def _side_by_side(facts: list[dict[str, str]]) -> list[Row]:

@@ -16,7 +16,7 @@ from integration.grpo.metric_names import Tokens, named
 from integration.grpo.metrics import mismatch_of
 from integration.grpo.records import Sample, samples_digest
 
-STEPS, EVIDENCE, SAMPLES = "steps.jsonl", "evidence.json", "samples.sqlite"
+STEPS, EVIDENCE, SAMPLES, CONFIG = "steps.jsonl", "evidence.json", "samples.sqlite", "config.json"
 PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint", "total")
 
 #: Fields of a step, and what they are: a count, a text, a number, or one of the last two where it may be null.
@@ -57,6 +57,8 @@ class Run:
     folder: Path
     steps: list[dict[str, Any]]
     evidence: dict[str, Any]
+    #: What the run was asked for; empty where the folder does not say.
+    config: dict[str, Any]
     #: State -> number of samples, of all steps that are finished.
     samples: Counter[str]
     #: Framework -> name -> value over the tokens of all finished steps.
@@ -113,7 +115,9 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder", "name the output folder of a run")
     steps = _read_steps(folder / STEPS)
-    evidence = _read_evidence(folder / EVIDENCE)
+    evidence = _read_object(folder / EVIDENCE)
+    _check_evidence(folder / EVIDENCE, evidence)
+    config = _read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
     counts: Counter[str] = Counter()
     prompts, used = [], list[Sample]()
     with Buffer.open(folder / SAMPLES, read_only=True) as buffer:
@@ -125,7 +129,7 @@ def read_run(folder: Path) -> Run:
             _check_step(folder, step, consumed)
             prompts.append("".join(f"{s.id}{s.prompt_token_ids.tolist()}" for s in samples))
             used += consumed
-    return Run(folder, steps, evidence, counts, named(Tokens.of(used)), prompts)
+    return Run(folder, steps, evidence, config, counts, named(Tokens.of(used)), prompts)
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
@@ -170,17 +174,22 @@ def _check_field(where: str, values: dict[str, Any], name: str, kind: str) -> No
         raise RunError(f"{where}: field {name} is {value!r}, expected a {kind}")
 
 
-def _read_evidence(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        evidence = json.loads(_text(path))
+        found = json.loads(_text(path))
     except ValueError as error:
         raise RunError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(evidence, dict) or evidence.get("schema") != 1:
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: not a JSON object")
+    return found
+
+
+def _check_evidence(path: Path, evidence: dict[str, Any]) -> None:
+    if evidence.get("schema") != 1:
         raise RunError(f"{path}: field schema is not 1", "use the release of rlk that wrote it")
     for name, kind in _EVIDENCE.items():
         if type(evidence.get(name)) is not kind:
             raise RunError(f"{path}: field {name} is not a {kind.__name__}")
-    return evidence
 
 
 def _text(path: Path) -> str:

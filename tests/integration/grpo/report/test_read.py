@@ -96,6 +96,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
         r"evidence\.json: field schema is not 1",
         lambda folder: (folder / "evidence.json").write_text('{"schema": 2}') and None,
     ),
+    "a torn configuration": (
+        r"config\.json: not valid JSON",
+        lambda folder: (folder / "config.json").write_text('{"model": ') and None,
+    ),
     "evidence without fallbacks": (
         r"evidence\.json: field fallbacks is not a int",
         lambda folder: (
