@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,34 @@ def test_outputs_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         Run(CONFIG, tmp_path / "file", lambda *_: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_and_a_read_only_one_lose_nothing(engines: SharedEngines, strict: Path, tmp_path: Path) -> None:
+    """A file system of its own, too small for two checkpoints."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str) -> bool:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "rlk-test", disk], capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+    if not mount("size=12m"):
+        pytest.skip("mounting is not allowed here")
+    try:
+        out = disk / "run"
+        with pytest.raises(RlkError) as caught:
+            Run(CONFIG, out, engines.open).run()
+        assert str(out) in caught.value.cause and "free some space" in caught.value.remedy
+        assert records(out) == records(strict)[: len(records(out))]
+        assert mount("remount,ro")
+        with pytest.raises(RlkError) as caught:
+            Run(CONFIG, out, engines.open, resume=True).run()
+        assert str(out) in caught.value.cause and caught.value.remedy
+        assert mount("remount,rw,size=64m")
+        Run(CONFIG, out, engines.open, resume=True).run()
+        assert records(out) == records(strict)
+    finally:
+        subprocess.run(["umount", disk], check=False)
