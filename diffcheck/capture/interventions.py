@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from diffcheck.bits import UIntArray
 
 IntArray = npt.NDArray[np.int64]
+#: What makes a name a pattern.
+_WILD = frozenset("*?[")
 
 
 class Intervention(Protocol):
@@ -103,9 +105,29 @@ def intervention_from_json(data: dict[str, Any]) -> Intervention:
     raise ValueError(f"intervention kind {kind!r} is unknown")
 
 
-def matching(interventions: tuple[Intervention, ...], name: str) -> list[Intervention]:
-    """Those that may change boundary ``name`` or must see it: changes of the side's own first, then the aligning
-    ones.
-    """
-    concerned = [i for i in interventions if fnmatchcase(name, i.boundary) or name in i.reads]
-    return sorted(concerned, key=lambda i: i.aligns)
+class Interventions:
+    """The interventions of one plan, found by boundary: hooks ask at every step, and an ablation has one a boundary."""
+
+    def __init__(self, interventions: Sequence[Intervention]) -> None:
+        self._named: dict[str, list[tuple[int, Intervention]]] = {}
+        self._patterns: list[tuple[int, Intervention]] = []
+        for order, intervention in enumerate(interventions):
+            names = {*intervention.reads}
+            if _WILD.isdisjoint(intervention.boundary):
+                names.add(intervention.boundary)
+            else:
+                self._patterns.append((order, intervention))
+            for name in names:
+                self._named.setdefault(name, []).append((order, intervention))
+        self._found: dict[str, list[Intervention]] = {}
+
+    def at(self, boundary: str) -> list[Intervention]:
+        """Those that may change ``boundary`` or must see it: changes of the side's own first, then the aligning ones,
+        each in the plan's order.
+        """
+        if boundary not in self._found:
+            fitting = [entry for entry in self._patterns if fnmatchcase(boundary, entry[1].boundary)]
+            chosen = dict((*fitting, *self._named.get(boundary, ())))
+            order = sorted(chosen, key=lambda i: (chosen[i].aligns, i))
+            self._found[boundary] = [chosen[i] for i in order]
+        return self._found[boundary]

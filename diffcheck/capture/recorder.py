@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from diffcheck.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.boundaries import Boundary
-from diffcheck.capture.interventions import Intervention, matching
+from diffcheck.capture.interventions import Interventions
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.errors import EngineError
 from diffcheck.trace.schema import ALWAYS_STORED
@@ -88,7 +88,7 @@ class Recorder:
         self._pieces: dict[str, _Pieces] = {}
         #: What the operators gave before anything was aligned, where the plan asks for it.
         self._computed: dict[str, _Pieces] = {}
-        self._interventions: dict[str, list[Intervention]] = {}
+        self._interventions = Interventions(plan.interventions)
         self.unobserved: dict[str, str] = {}
         self._absent: dict[tuple[int, int], str] = {}
 
@@ -97,7 +97,7 @@ class Recorder:
         node = self._graph.get(boundary)
         if node is None:
             return False
-        if self._matching(boundary):
+        if self._interventions.at(boundary):
             return True
         if not self.plan.observe:
             return boundary == "logprobs"
@@ -211,16 +211,10 @@ class Recorder:
         local[:, : part.shape[1]] = part
         return local
 
-    def _matching(self, boundary: str) -> list[Intervention]:
-        """The plan's interventions at ``boundary``, looked up once: hooks ask at every step."""
-        if boundary not in self._interventions:
-            self._interventions[boundary] = matching(self.plan.interventions, boundary)
-        return self._interventions[boundary]
-
     def _intervene(self, node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> UIntArray | None:
         changed: UIntArray | None = None
         kept = self.plan.computed is None
-        for intervention in self._matching(node.name):
+        for intervention in self._interventions.at(node.name):
             current = bits if changed is None else changed
             if intervention.aligns and not kept:
                 self._keep(self._computed, node, rows, current, dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -229,32 +228,30 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def runs_by_depth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[Ablation, int]]]:
-    found = {}
-    for layers in (12, 24):
+def test_forwards_grow_with_the_logarithm_of_the_layers(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four times the layers and the origins: at most four more forwards, two for each bisection."""
+    monkeypatch.setattr(walking, "STEPS", 4)
+    runs = {}
+    for layers in (6, 24):
         bench = Bench(tmp_path_factory.mktemp(f"deep{layers}"), ((2, 2),), num_hidden_layers=layers)
-        host, donor = bench.side("train", *KINDS), bench.side("rollout")
-        answer = bench.ablate(host, donor)
-        found[layers] = answer, host.runs + donor.runs
-    yield found
-
-
-def test_forwards_grow_with_the_logarithm_of_the_layers(runs_by_depth: dict[int, tuple[Ablation, int]]) -> None:
-    """Twice the layers, twice the origins: two more forwards, one for each bisection."""
-    (shallow, few), (deep, more) = runs_by_depth[12], runs_by_depth[24]
-    assert (len(shallow.origins), len(deep.origins)) == (36, 72)
-    assert [u.name for u in deep.units] == [override.partition(":")[0] for override in KINDS]
-    for answer, runs in runs_by_depth.values():
+        answer = bench.ablate(bench.side("train", *KINDS), bench.side("rollout"))
         check_explained(answer)
-        assert runs == sum(answer.runs.values()) <= 2 + 2 * (2 * 3 + 3) + steps_planned(len(answer.origins))
-    assert more - few <= 2
-    # The bracket is seen on both sides: with its last origin aligned nothing is left, without it something is.
-    places = {o.boundary: i for i, o in enumerate(deep.origins)}
-    last = deep.origins[places[deep.bracket[1]]]
-    before = deep.origins[places[deep.bracket[1]] - 1]
-    assert last.after is not None and last.after.mismatch_count == 0
-    assert before.after is not None and before.after.mismatch_count > 0
+        assert len(answer.origins) == 3 * layers
+        assert [u.name for u in answer.units] == [override.partition(":")[0] for override in KINDS]
+        runs[layers] = sum(answer.runs.values())
+        # Lockstep, everything aligned, two for each of three units alone, left out and in pairs, and the bisections.
+        assert runs[layers] <= 2 + 2 * (2 * 3 + 3) + steps_planned(len(answer.origins))
+        check_bracket(answer)
+    assert runs[24] - runs[6] <= 4
+
+
+def check_bracket(answer: Ablation) -> None:
+    """With the last origin that matters aligned nothing is left; without it something is."""
+    last = [o.boundary for o in answer.origins].index(answer.bracket[1])
+    after = [answer.origins[i].after for i in (last - 1, last)]
+    assert [a is not None and a.mismatch_count > 0 for a in after] == [True, False]
 
 
 def test_bisection_agrees_with_walking_every_step(bench: Bench, honest: Side, monkeypatch: pytest.MonkeyPatch) -> None:
