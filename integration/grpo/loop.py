@@ -70,6 +70,8 @@ class Run:
         self._checkpoints = Checkpoints(out / "checkpoints", config.keep_checkpoints)
         self._evidence = Evidence(out / "evidence.json", config, command)
         self._buffer = Buffer.open(out / "samples.sqlite")
+        # Only now: until here another run may have held the folder.
+        write_text(out / CONFIG, json.dumps(config.to_json(), indent=1) + "\n")
         self._actors: dict[Role, Actor] = {}
         #: Of each version that is kept: HF name -> digest, and the digest of all.
         self._digests: dict[int, dict[str, str]] = {}
@@ -147,7 +149,7 @@ class Run:
             self._actors[role] = self._open_engine(role, self.config, options, logs)
         for role in missing:
             self._actors[role].wait_ready()
-        self._live, self._digests, self._digest = None, {}, {}
+        self._live, self._probed, self._digests, self._digest = None, None, {}, {}
 
     def _bury(self) -> None:
         """End the actors that died, and those that cannot be set back."""
@@ -376,8 +378,7 @@ def _sequence(sample: Sample) -> dict[str, Any]:
 
 
 def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> None:
-    """Make the folder this run's, or check that it is."""
-    path = out / CONFIG
+    """Make the folder, or check that what is in it is this run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -389,4 +390,3 @@ def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> None:
         check_continues(found, config)
     elif any(out.iterdir()) and not resume:
         raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
-    write_text(path, json.dumps(config.to_json(), indent=1) + "\n")
