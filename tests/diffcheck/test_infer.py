@@ -351,10 +351,12 @@ def test_localize_runs_live_sides_twice(model: Path, tmp_path: Path) -> None:
 def test_real_engines_are_explained(tmp_path: Path) -> None:
     """vLLM rounds x/rms before the weight and normalises the unrounded sum; Megatron does neither."""
     out = tmp_path / "v.json"
-    done = rlk("localize", "--infer", "--generate", "8", "--keep", str(tmp_path / "traces"), "--json", str(out))
+    page = tmp_path / "report.html"
+    outputs = ["--keep", str(tmp_path / "traces"), "--json", str(out), "--html", str(page)]
+    done = rlk("localize", "--infer", "--generate", "8", *outputs)
     assert done.returncode == ExitCode.DIVERGED, done.stderr
     words = "vllm rounds x/rms to bfloat16 before the weight multiply; megatron keeps x/rms in float32"
-    assert words in done.stdout.replace("\n", " ")
+    assert words in done.stdout.replace("\n", " ") and words in page.read_text()
     verdict = json.loads(out.read_text())
     assert [d["field"] for d in verdict["contracts"]["differs_in"]] == ["rounding.normalised"]
     assert verdict["evidence"]["repeats"] == {"left": True, "right": True}
