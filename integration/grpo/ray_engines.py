@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -59,12 +60,15 @@ class Host:
             self._served = getattr(importlib.import_module(module), name)(options)
         except Exception as error:
             return {"error": describe_error(error), "is_usable": False}
-        return {"result": {}}
+        return {"result": "{}"}
 
-    def handle(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``{"result": ...}`` or ``{"error": ...}``; after an error that is none of ours the object is not usable."""
+    def handle(self, method: str, arguments: str) -> dict[str, Any]:
+        """``{"result": ...}`` or ``{"error": ...}``; after an error that is none of ours the object is not usable.
+
+        Arguments and result are JSON, as they are between processes: the object must not notice who carries them.
+        """
         try:
-            return {"result": getattr(self._served, method)(**arguments) or {}}
+            return {"result": json.dumps(getattr(self._served, method)(**json.loads(arguments)) or {})}
         except Exception as error:
             return {"error": describe_error(error), "is_usable": isinstance(error, RlkError)}
 
@@ -130,7 +134,8 @@ class RayGroup:
 
     def start(self, method: str, **arguments: Any) -> None:
         self._is_busy = True
-        self._calls = [host.handle.remote(method, arguments) for host in self._hosts]
+        text = json.dumps(arguments)
+        self._calls = [host.handle.remote(method, text) for host in self._hosts]
 
     def result(self) -> dict[str, Any]:
         answers = self._get(self._calls)
@@ -139,7 +144,7 @@ class RayGroup:
             if "error" in answer:
                 self._is_usable &= answer["is_usable"]
                 raise told_error(self.name, answer["error"], self.log)
-        found: dict[str, Any] = answers[0]["result"]
+        found: dict[str, Any] = json.loads(answers[0]["result"])
         return found
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
