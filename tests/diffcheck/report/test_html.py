@@ -18,6 +18,7 @@ from diffcheck.faults.laboratory import Laboratory
 from diffcheck.infer import explain
 from diffcheck.localize import localize
 from diffcheck.overrides import parse_override
+from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
 from diffcheck.trace.reader import Trace
 from diffcheck.verdict import LogprobStats, Verdict
@@ -171,10 +172,13 @@ def ablation() -> Ablation:
         in_minimal=True,
     )
     norm.alone, norm.left_out = trial([norm.name], half), trial(["x"], base)
+    norm.left_out.note = "a note"
     norm.differs_in = [{"field": "rounding.normalised", "sentence": f"it rounds {EVIL} first"}]
     origins = [
         Origin("layers.0.input_layernorm", norm.name, [], 0, 0, 100, 10, 0.5, 1, half, 0.5, True),
         Origin("layers.0.mlp.act", "layers.*.mlp.act", [], 0, 0, 100, 20, 0.5, 2, none, 0.5, True),
+        *(Origin(f"layers.{n}.mlp.act", "layers.*.mlp.act", [], 0, 0, 100, 20, 0.5, 2) for n in (1, 2)),
+        Origin("logprobs", "logprobs", ["logsumexp", "logprobs"], 0, 0, 5, 1, 0.5, 1, none, 0.0, False),
     ]
     return Ablation(
         "megatron",
@@ -206,11 +210,14 @@ def test_an_ablation_shows_its_set_its_walk_and_its_pairs(tmp_path: Path) -> Non
         "layers.*.input_layernorm (dropping any one of them leaves a mismatch)",
         "1 layers.0.input_layernorm 10 % 1 5 of 5 0.05 50 %",
         "2 layers.0.mlp.act 20 % 2 0 of 5 0 50 %",
-        "● layers.*.input_layernorm 10 % 1 50 % 0 %",
+        "● layers.*.input_layernorm 10 % 1 50 % 100 %",
         "layers.*.input_layernorm + layers.*.mlp.act 50 % 25 % 100 %",
         "logsumexp not observed",
         "megatron 7; 12 s",
         "0, equal in every bit",
+        f"it rounds {EVIL} first at layers.*.input_layernorm",
+        "3 to 4 2 origins, without a forward of their own",
+        "logsumexp → logprobs another boundary differs first after it",
     ):
         assert part in told, part
     assert "<script" not in page
@@ -229,6 +236,11 @@ def test_the_command_writes_the_page_and_refuses_first(tmp_path: Path, capsys: p
             main([*arguments, "--html", str(tmp_path / "none" / "page.html")])
         refusal = capsys.readouterr().err
         assert stop.value.code == ExitCode.USAGE and "does not exist" in refusal and "comparing" not in refusal
+
+
+def test_shares_are_never_rounded_to_all_or_nothing() -> None:
+    shares = {0.0: "0 %", 1.0: "100 %", 0.99996: "> 99.9 %", 1e-5: "< 0.1 %", -1e-5: "> −0.1 %", -0.0565: "−5.65 %"}
+    assert {share: percent(share) for share in shares} == shares and percent(None) == "–"
 
 
 @needs_browser
