@@ -26,7 +26,13 @@ _LONG: Lengths = ((300, 6), (40, 6), (9, 6))
 
 NUMERICS = (
     contract_fault(
-        "rope-bf16-table", "rope", "precision.table=bfloat16", _Q_ROPE, fields=("precision.table",), spared=1
+        "rope-bf16-table",
+        "rope",
+        "precision.table=bfloat16",
+        _Q_ROPE,
+        Run("vllm", _Q_ROPE, changes=(Change("vllm.rope_table", {"dtype": "bfloat16"}),), setup=NATIVE, spared=1),
+        fields=("precision.table",),
+        spared=1,
     ),
     contract_fault(
         "norm-bf16-variance",
@@ -47,7 +53,14 @@ NUMERICS = (
         *in_both(Change("strict.unrounded_sum"), "layers.0.post_attention_layernorm", fields=("rounding.sum",)),
     ),
     contract_fault("silu-rounded", "swiglu", "rounding.silu=bfloat16", "layers.0.mlp.act", fields=("rounding.silu",)),
-    contract_fault("head-bf16", "lm_head", "rounding.output=bfloat16", "logits", fields=("rounding.output",)),
+    contract_fault(
+        "head-bf16",
+        "lm_head",
+        "rounding.output=bfloat16",
+        "logits",
+        Run("vllm", "logits", changes=(Change("vllm.narrow_logits", {"dtype": "bfloat16"}),), setup=NATIVE),
+        fields=("rounding.output",),
+    ),
     known(
         "logits-not-upcast",
         *in_both(

@@ -90,12 +90,11 @@ def known(name: str, *runs: Run) -> RealFault:
     return RealFault(name, known.reports, known.cause, runs)
 
 
-def contract_fault(name: str, operator: str, value: str, where: str, dtype: str = "bfloat16", **more: Any) -> RealFault:
-    """A contract fault, in both engines: ``value`` is FIELD=VALUE."""
+def contract_fault(name: str, operator: str, value: str, where: str, *native: Run, **more: Any) -> RealFault:
+    """A contract fault, in both strict engines: ``value`` is FIELD=VALUE. ``native`` runs are the same in native ones."""
     key, _, text = value.partition("=")
     change = Change("strict.contract", {"operator": operator, "fields": {key: text}})
-    setup = Setup(dtype=dtype)
-    return known(name, *(Run(e, where, changes=(change,), setup=setup, **more) for e in BOTH))
+    return known(name, *in_both(change, where, **more), *native)
 
 
 def in_both(change: Change, where: str, dtype: str = "bfloat16", **more: Any) -> tuple[Run, ...]:

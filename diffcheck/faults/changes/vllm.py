@@ -146,19 +146,12 @@ def log_of_softmax(live: Live) -> Iterator[None]:
 
 
 @contextmanager
-def rounded(live: Live, module: str, dtype: str) -> Iterator[None]:
-    """The output of every layer's ``module`` (of the model's one, where it has it) loses bits: it goes through
-    ``dtype``.
-    """
+def narrow_logits(live: Live, dtype: str) -> Iterator[None]:
+    """The head's logits go through ``dtype``."""
     import torch
 
-    def lose(output: Tensor) -> Tensor:
-        return output.to(getattr(torch, dtype)).to(output.dtype)
-
     with Taps() as taps:
-        owners = [live.model] if hasattr(live.model, module) else [layer.mlp for layer in live.model.model.layers]
-        for owner in owners:
-            taps.output(getattr(owner, module), lose)
+        taps.output(live.model.logits_processor, lambda out: out.to(getattr(torch, dtype)).to(out.dtype))
         yield
 
 
