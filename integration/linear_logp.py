@@ -83,13 +83,17 @@ def _chunk(request: Request, own: StrictOperators, logits: Tensor, rows: slice) 
 
 def _processed(request: Request, own: StrictOperators, logits: Tensor, temperatures: list[float]) -> Tensor:
     """Rows of the same temperature are scaled together, then put back in order."""
+
+    def scaled(rows: Tensor, temperature: float) -> Tensor:
+        shaping = (temperature, None, None)
+        return functions.ProcessedLogits.apply(own, rows, request.vocabulary, shaping, request.group)
+
     distinct = sorted(set(temperatures))
+    if len(distinct) == 1:
+        return scaled(logits, distinct[0])
     where = [torch.tensor([i for i, t in enumerate(temperatures) if t == one]) for one in distinct]
-    scaled = [
-        functions.ProcessedLogits.apply(own, logits[rows], request.vocabulary, (one, None, None), request.group)
-        for one, rows in zip(distinct, where, strict=True)
-    ]
-    return torch.cat(scaled)[torch.argsort(torch.cat(where))]
+    parts = [scaled(logits[rows], one) for one, rows in zip(distinct, where, strict=True)]
+    return torch.cat(parts)[torch.argsort(torch.cat(where))]
 
 
 def contracts(request: Request, own: StrictOperators) -> dict[str, str]:

@@ -95,7 +95,9 @@ def _linear_logp(request: Any) -> dict[str, Any]:
     problem = checked(request)
     profile = _profile()
     key = (profile, problem.dtype)
-    own = _operators.setdefault(key, StrictOperators(*key))
+    if key not in _operators:
+        _operators[key] = StrictOperators(*key)
+    own = _operators[key]
     logp, entropy = compute(problem, own)
     ids = contracts(problem, own)
     return {

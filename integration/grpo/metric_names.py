@@ -42,9 +42,8 @@ class Tokens:
     @classmethod
     def of(cls, samples: Iterable[Sample], update: Logprobs | None = None) -> Tokens:
         """All response tokens of scored samples, in order."""
-        rollout, train, ids, _ = tokens_of(samples)
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(ids))}
-        return cls(rollout, train, np.array([numbers[name] for name in ids], np.int64), update)
+        rollout, train, place, _ = tokens_of(list(samples))
+        return cls(rollout, train, place, update)
 
     @property
     def log_ratio(self) -> Array:

@@ -22,6 +22,7 @@ from diffcheck.verdict import LogprobStats
 from integration.grpo.records import Logprobs, Sample
 
 Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 
 class MetricsError(RlkError):
@@ -62,7 +63,12 @@ class Mismatch:
         return {**fields, **dict.fromkeys(lost), **note}
 
 
-def mismatch(rollout: Logprobs, train: Logprobs, ids: Sequence[str], positions: Sequence[int]) -> Mismatch:
+def mismatch(
+    rollout: Logprobs,
+    train: Logprobs,
+    ids: Sequence[str] | npt.NDArray[np.str_],
+    positions: Sequence[int] | Indices,
+) -> Mismatch:
     """Compare logprobs of the same tokens.
 
     Args:
@@ -125,21 +131,24 @@ def mismatch_of(samples: Iterable[Sample], train_version: int) -> Mismatch:
             )
         if sample.rollout_logprobs is None or sample.train_logprobs is None:
             raise MetricsError(f"sample {sample.id} is {sample.state}: it lacks logprobs of one side", "score it first")
-    rollout, train, ids, positions = tokens_of(chosen)
-    return mismatch(rollout, train, ids, positions)
+    rollout, train, place, position = tokens_of(chosen)
+    return mismatch(rollout, train, np.array([sample.id for sample in chosen] or [""])[place], position)
 
 
-def tokens_of(samples: Iterable[Sample]) -> tuple[Logprobs, Logprobs, list[str], list[int]]:
-    """Rollout and train logprobs of all response tokens in order, with each token's sample and position."""
-    rollout, train, ids, positions = [np.empty(0, np.float32)], [np.empty(0, np.float32)], list[str](), list[int]()
-    for sample in samples:
-        assert sample.rollout_logprobs is not None and sample.train_logprobs is not None
-        rollout.append(sample.rollout_logprobs)
-        train.append(sample.train_logprobs)
-        ids += [sample.id] * sample.rollout_logprobs.size
-        first = sample.prompt_token_ids.size - 1
-        positions += range(first, first + sample.rollout_logprobs.size)
-    return np.concatenate(rollout), np.concatenate(train), ids, positions
+def tokens_of(samples: Sequence[Sample]) -> tuple[Logprobs, Logprobs, Indices, Indices]:
+    """Rollout and train logprobs of all response tokens of scored samples, in order, with each token's place in
+    ``samples`` and its position in the sample; a sample that lacks one side is left out.
+    """
+    rollout, train = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    place, position = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for number, sample in enumerate(samples):
+        if sample.rollout_logprobs is not None and sample.train_logprobs is not None:
+            rollout.append(sample.rollout_logprobs)
+            train.append(sample.train_logprobs)
+            size = sample.rollout_logprobs.size
+            place.append(np.full(size, number))
+            position.append(sample.prompt_token_ids.size - 1 + np.arange(size))
+    return np.concatenate(rollout), np.concatenate(train), np.concatenate(place), np.concatenate(position)
 
 
 def unequal_bits(rollout: Logprobs, train: Logprobs) -> npt.NDArray[np.bool_]:

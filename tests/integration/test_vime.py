@@ -86,6 +86,14 @@ def test_a_temperature_a_token() -> None:
         rows = values == one
         alone = strict_logp(call.logits[rows], call.target_ids[rows], float(values[rows][0]))
         assert same_bits(mixed[rows], alone)
+    mixed.sum().backward()
+    again = cases.logits_call(temperature=values, chunk_size=4)
+    run(again)["logp"].sum().backward()
+    assert call.logits.grad.any() and same_bits(call.logits.grad, again.logits.grad)
+    # d logp / d logits = (one-hot - p) / T, so that a row's gradient is 1 / T - p / T at its target.
+    p = mixed.detach().exp()[:, 0]
+    at_target = call.logits.grad.gather(1, call.target_ids[:, None])[:, 0]
+    assert (at_target - (1 - p) / values).abs().max() < 1e-6
     for same in (torch.tensor(0.7), torch.tensor([0.7]), torch.full((cases.TOKENS,), 0.7)):
         value = float(same.reshape(-1)[0])
         assert same_bits(run(replace(call, temperature=same))["logp"], strict_logp(call.logits, call.target_ids, value))

@@ -53,7 +53,9 @@ def _preflights(run: Run) -> str:
     verdicts = [str(entry.get("verdict")) for entry in found]
     steps = ", ".join(str(entry.get("step")) for entry in found)
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
-    return f"{counts} (before step {steps}){_observed(found[-1])}"
+    boundaries = dict.fromkeys(str(entry["first_divergence"]) for entry in found if entry.get("first_divergence"))
+    first = f", first at {', '.join(boundaries)}" if boundaries else ""
+    return f"{counts}{first} (before step {steps}){_observed(found[-1])}"
 
 
 def _observed(entry: dict[str, Any]) -> str:
