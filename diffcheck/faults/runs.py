@@ -91,7 +91,7 @@ def known(name: str, *runs: Run) -> RealFault:
 
 
 def contract_fault(name: str, operator: str, value: str, where: str, *native: Run, **more: Any) -> RealFault:
-    """A contract fault, in both strict engines: ``value`` is FIELD=VALUE. ``native`` runs are the same in native ones."""
+    """A contract fault in both strict engines (``value``: FIELD=VALUE); ``native`` runs are of native ones."""
     key, _, text = value.partition("=")
     change = Change("strict.contract", {"operator": operator, "fields": {key: text}})
     return known(name, *in_both(change, where, **more), *native)
