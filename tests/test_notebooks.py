@@ -29,7 +29,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def test_none_is_missing() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["contract", "engines", "faults"]
+    assert [path.stem for path in NOTEBOOKS] == ["contract", "engines", "faults", "grpo"]
 
 
 @pytest.mark.parametrize("path", parameters())
