@@ -252,8 +252,9 @@ class Buffer(BufferFile):
             DataBufferError: it is damaged; or a sample is lost, there twice, half there, consumed by no update or left
                 over by one, or of other weights than its step says.
         """
-        with self._errors():
-            for problem in audit(self._connection):
+        with self._transaction("DEFERRED") as db:
+            # One snapshot: a writer may be at work.
+            for problem in audit(db):
                 raise DataBufferError(f"{self.path}: {problem}", "restore the file from a copy, or resume a checkpoint")
 
     def _move(

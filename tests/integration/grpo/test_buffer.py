@@ -298,6 +298,18 @@ def test_damaged_foreign_missing_and_held_files_are_refused_by_name(path: Path, 
         Buffer.open(tmp_path / "no folder" / "samples.sqlite")
 
 
+def test_a_reader_audits_a_buffer_that_is_being_written(path: Path) -> None:
+    with cases.new(path) as buffer:
+        cases.run(buffer, 1, 2)
+        with Buffer.open(path, read_only=True) as reader:
+            for step in range(3, 9):
+                cases.roll_out(buffer, step)
+                reader.check()
+                cases.learn(buffer, step)
+                reader.check()
+            assert len(reader.steps()) == 8 and len(reader.samples(8, ("consumed",))) == 6
+
+
 def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
     with cases.new(path) as buffer:
         cases.run(buffer, 1, 2)
