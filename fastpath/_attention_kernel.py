@@ -41,6 +41,18 @@ def place_of(table, key, length, STRIDE: tl.constexpr, PAGE: tl.constexpr):
 
 
 @triton.jit
+def fetch_block(
+    base, boxes, head, table, start, length,
+    D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """As `load_block`; BULK: a whole block of packed tokens by one bulk copy from the descriptor ``boxes``."""
+    if BULK and not MASKED:
+        return boxes.load([table + start, head * D])
+    else:
+        return load_block(base, table, start, length, D, STRIDE, PAGE, MASKED)
+
+
+@triton.jit
 def load_block(
     base, table, start, length, D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
@@ -123,15 +135,16 @@ def finite_exp2(x):
 
 @triton.jit
 def visit(
-    q, q_rows, in_rows, row_end, keys, values, table, start, length, scale, maximum, total, weighed,
+    q, q_rows, in_rows, row_end, keys, values, key_boxes, value_boxes, head, table, start, length, scale,
+    maximum, total, weighed,
     D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    STEP: tl.constexpr, MASKED: tl.constexpr,
+    STEP: tl.constexpr, MASKED: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
     """The state (maximum, row sum, weighted values) after the block of keys at ``start``."""
     if STEP == _EXPLICIT:
         s = explicit_scores(q_rows, in_rows, keys, table, start, length, D, STRIDE, PAGE, ROWS)
     else:
-        k = load_block(keys, table, start, length, D, STRIDE, PAGE, MASKED)
+        k = fetch_block(keys, key_boxes, head, table, start, length, D, STRIDE, PAGE, MASKED, BULK)
         if STEP == _FLOAT32:
             k = k.to(tl.float32)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -156,7 +169,7 @@ def visit(
     if STEP == _EXPLICIT:
         weighed = explicit_values(widen(p), row_end, values, table, start, length, weighed, D, STRIDE, PAGE)
     else:
-        v = load_block(values, table, start, length, D, STRIDE, PAGE, MASKED)
+        v = fetch_block(values, value_boxes, head, table, start, length, D, STRIDE, PAGE, MASKED, BULK)
         if STEP == _FLOAT32:
             p = p.to(tl.float32)
             v = v.to(tl.float32)
@@ -173,13 +186,15 @@ def visit(
 
 @triton.jit
 def attention_kernel(
-    q, keys, values, tables, query_starts, key_extents, output, maxima, sums, q_stride, table_stride, scale,
+    q, keys, values, key_boxes, value_boxes, tables, query_starts, key_extents, output, maxima, sums,
+    q_stride, table_stride, scale,
     GROUP: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
-    SAVE: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+    SAVE: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
     """Rows [tile * ROWS, + ROWS) of sequence program_id(2) under KV head program_id(1).
 
     key_extents: lengths of the sequences in the cache, or (PAGE 0) first rows of their keys.
+    BULK: key_boxes and value_boxes are descriptors [tokens, KV_HEADS * D] of packed keys and values.
     """
     STRIDE: tl.constexpr = KV_HEADS * D
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -227,13 +242,13 @@ def attention_kernel(
     whole = 0 if STEP == _FLOAT32 else shared_end // KEYS * KEYS
     for start in range(0, whole, KEYS):
         maximum, total, weighed = visit(
-            tile_q, q_rows, in_rows, row_end, keys, values, table, start, length, scale, maximum, total, weighed,
-            D, STRIDE, PAGE, ROWS, STEP, False,
+            tile_q, q_rows, in_rows, row_end, keys, values, key_boxes, value_boxes, head, table, start, length, scale,
+            maximum, total, weighed, D, STRIDE, PAGE, ROWS, STEP, False, BULK,
         )  # fmt: skip
     for start in range(whole, end, KEYS):
         maximum, total, weighed = visit(
-            tile_q, q_rows, in_rows, row_end, keys, values, table, start, length, scale, maximum, total, weighed,
-            D, STRIDE, PAGE, ROWS, STEP, True,
+            tile_q, q_rows, in_rows, row_end, keys, values, key_boxes, value_boxes, head, table, start, length, scale,
+            maximum, total, weighed, D, STRIDE, PAGE, ROWS, STEP, True, BULK,
         )  # fmt: skip
     result = div_rn(weighed, tl.broadcast_to(total[:, None], [ROWS, D])) + 0.0
     place = output + (line * HEADS + query_head)[:, None] * D + columns[None, :]

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kernel
 from fastpath._attention_spread import (
-    AHEAD,
     FEATURES,
     PROBABILITY_BLOCKS,
-    SCORE_BLOCKS,
+    UNROLL,
     probabilities_kernel,
     scores_kernel,
     values_kernel,
@@ -135,14 +135,19 @@ def attention(
     step = matrix_step(contract)
     most_keys = int(tables.shape[1]) * page if page else int(kv.keys.shape[0])
     if most_queries == 1 and not save and spreads(step, sequences, kv_heads, group, most_keys):
-        sizes = {"GROUP": group, "KV_HEADS": kv_heads, "PAGE": page}
-        _spread(q, query_starts, kv, tables, extents, output, folded_scale(scale, head_dim), most_keys, contract, sizes)
+        factor = folded_scale(scale, head_dim)
+        _spread(q, query_starts, kv, tables, extents, output, factor, most_keys, contract, kv_heads, group, page)
         return AttentionResult(output, None, None)
     tile = schedule(step, most_queries * group, head_dim)
+    bulk = current_target().arch == "sm_90" and step == MATRIX and not page and fetches(kv.keys, kv.values)
+    boxes = [
+        TensorDescriptor.from_tensor(part.view(-1, kv_heads * head_dim), [64, head_dim]) if bulk else part
+        for part in (kv.keys, kv.values)
+    ]
     launch(
         attention_kernel,
         (triton.cdiv(most_queries * group, tile.rows), kv_heads, sequences),
-        *(q, kv.keys, kv.values, tables, query_starts, extents),
+        *(q, kv.keys, kv.values, *boxes, tables, query_starts, extents),
         *(output, *(output if part is None else part for part in statistics)),
         *(q.stride(0), tables.stride(0), folded_scale(scale, head_dim)),
         contract=contract,
@@ -155,6 +160,7 @@ def attention(
         SAVE=save,
         STEP=step,
         ROWS=tile.rows,
+        BULK=bulk,
     )
     return AttentionResult(output, *statistics)
 
@@ -163,6 +169,11 @@ def spreads(step: int, sequences: int, kv_heads: int, group: int, most_keys: int
     """Whether a decode step fills the device better with programs per block and per feature; bits are the same."""
     workspace = 6 * sequences * kv_heads * group * most_keys
     return step == MATRIX and group <= 16 and sequences * kv_heads < 256 and most_keys > 256 and workspace < 2**30
+
+
+def fetches(*operands: torch.Tensor) -> bool:
+    """Whether Hopper's bulk copies can fetch them: contiguous bfloat16 at a multiple of 16 bytes, not empty."""
+    return all(part.dtype == torch.bfloat16 and part.data_ptr() % 16 == 0 and part.numel() for part in operands)
 
 
 def _spread(
@@ -175,31 +186,35 @@ def _spread(
     scale: float,
     most_keys: int,
     contract: AttentionContract,
-    sizes: dict[str, int],
+    kv_heads: int,
+    group: int,
+    page: int,
 ) -> None:
     """One token per sequence by three kernels; see `fastpath._attention_spread`."""
     head_dim, sequences = q.shape[2], query_starts.shape[0] - 1
-    blocks, lines = triton.cdiv(most_keys, 64), sequences * sizes["KV_HEADS"] * sizes["GROUP"]
+    rows, blocks = 8 if group <= 8 else 16, triton.cdiv(most_keys, 64)
+    cells = (sequences, kv_heads, blocks, rows)
 
     def workspace(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
 
-    scores, probabilities = workspace(lines, blocks * 64), workspace(lines, blocks * 64, dtype=q.dtype)
-    maxima, alphas, sums = (workspace(lines, blocks) for _ in range(3))
+    scores, probabilities = workspace(*cells, 64), workspace(*cells, 64, dtype=q.dtype)
+    maxima, alphas, sums = (workspace(*cells) for _ in range(3))
     stride = tables.stride(0)
+    sizes = {"KV_HEADS": kv_heads, "PAGE": page, "ROWS": rows}
     launch(
         scores_kernel,
-        (triton.cdiv(blocks, SCORE_BLOCKS), sizes["KV_HEADS"], sequences),
+        (blocks, kv_heads, sequences),
         *(q, kv.keys, tables, query_starts, extents, scores, maxima, q.stride(0), stride, scale, blocks),
         contract=contract,
         options={"num_warps": 4, "num_stages": 2},
+        GROUP=group,
         D=head_dim,
-        COUNT=SCORE_BLOCKS,
         **sizes,
     )
     launch(
         probabilities_kernel,
-        (triton.cdiv(blocks, PROBABILITY_BLOCKS), sizes["KV_HEADS"], sequences),
+        (triton.cdiv(blocks, PROBABILITY_BLOCKS), kv_heads, sequences),
         *(scores, maxima, tables, extents, probabilities, alphas, sums, stride, blocks),
         contract=contract,
         options={"num_warps": 4, "num_stages": 2},
@@ -207,15 +222,19 @@ def _spread(
         SCAN=128,
         **sizes,
     )
+    stages = 9 if current_target().runtime == "cuda" else 2
+    features = min(FEATURES, head_dim)
     launch(
         values_kernel,
-        (head_dim // FEATURES, sizes["KV_HEADS"], sequences),
+        (head_dim // features, kv_heads, sequences),
         *(probabilities, alphas, sums, kv.values, tables, query_starts, extents, output, stride, blocks),
         contract=contract,
-        options={"num_warps": 1, "num_stages": 9 if current_target().runtime == "cuda" else 2},
+        options={"num_warps": features // 16, "num_stages": stages},
+        GROUP=group,
         D=head_dim,
-        COLUMNS=FEATURES,
-        AHEAD=AHEAD,
+        COLUMNS=features,
+        STAGES=stages,
+        UNROLL=UNROLL,
         **sizes,
     )
 

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """The schedule of `fastpath.matmul` for many tokens on Hopper: persistent programs, operands by bulk copies (TMA).
 
-One loop runs over all K of all tiles of a program, so that copies stay ahead across segments and tiles. The sums that
-wait in a tree would not fit beside the accumulators: they wait in a workspace of the program, in the L2 cache.
+One loop runs over all K of all tiles of a program, so that copies stay ahead across segments and tiles. Sums that wait
+in a tree stay in registers: a tile of 64 accumulators a thread has room for four segments, one of 32 for eight.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def store_tile(
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[part, row:, column:] = total (+ bias), rounded to the output's dtype."""
-    if out.dtype.element_ty == tl.float32 and BM * BN > 8192:
-        # by halves: a float32 tile on its way to whole rows would take the shared memory of the operands
+    if BN > 64 or (out.dtype.element_ty == tl.float32 and BM * BN > 4096):
+        # by halves: a tile on its way to whole rows would take the shared memory of the operands
         left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
         store_tile(out, left, bias, part, row, column, M, N, BIAS, BM, BN // 2)
         store_tile(out, right, bias, part, row, column + BN // 2, M, N, BIAS, BM, BN // 2)
@@ -88,58 +88,34 @@ def chain_kernel(
 
 
 @triton.jit
-def settle(
-    out, total, own, bias, index, part, row, column, M, N,
-    LOCAL: tl.constexpr, SLOT: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def store_sum(
+    out, total, bias, part, row, column, M, N,
+    BIAS: tl.constexpr, SWAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Segment number ``index`` of LOCAL has ``total``: merge it as a binary counter would, and store the result.
-
-    Sums of one, two and four segments wait in three slots of ``own``. The change of layout that begins every settlement
-    synchronises the threads, so each sees what others stored at the last one. Pieces of 32 columns keep registers free.
-    """
-    if BN > 32:
-        left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
-        settle(out, left, own, bias, index, part, row, column, M, N, LOCAL, SLOT, BIAS, BM, BN // 2)
-        other = own + BM * BN // 2
-        settle(out, right, other, bias, index, part, row, column + BN // 2, M, N, LOCAL, SLOT, BIAS, BM, BN // 2)
-    else:
-        one = own + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        two = one + SLOT
-        four = two + SLOT
-        if index % 2 == 0:
-            tl.store(one, total)
-        if index % 4 == 1:
-            merged = tl.load(one) + total
-            if LOCAL == 2:
-                store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
-            else:
-                tl.store(two, merged)
-        if LOCAL > 2:  # noqa: SIM102 - one condition is of the compiler, the other of the program
-            if index % 8 == 3:
-                merged = tl.load(two) + (tl.load(one) + total)
-                if LOCAL == 4:
-                    store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
-                else:
-                    tl.store(four, merged)
-        if LOCAL > 4:  # noqa: SIM102
-            if index == 7:
-                merged = tl.load(four) + (tl.load(two) + (tl.load(one) + total))
-                store_tile(out, merged, bias, part, row, column, M, N, BIAS, BM, BN)
+    """`store_tile` of an accumulator [BM, BN] or, SWAP, [BN, BM]."""
+    if SWAP:
+        total = tl.trans(total)
+    store_tile(out, total, bias, part, row, column, M, N, BIAS, BM, BN)
 
 
 @triton.jit(do_not_specialize=["M"])
 def tree_kernel(
-    x, w, bias, out, workspace, M, N, segment, parts,
-    LOCAL: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    x, w, bias, out, M, N, segment, parts,
+    LOCAL: tl.constexpr, BIAS: tl.constexpr, SWAP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """out[part] = balanced tree over LOCAL (2, 4 or 8) segments, the first of them number part * LOCAL."""
+    """out[part] = balanced tree over LOCAL (2, 4 or 8) segments, the first of them number part * LOCAL.
+
+    Sums merge as in a binary counter: those of one, two and four segments wait in registers.
+    """
     program = tl.program_id(0)
-    own = workspace + program * (3 * BM * BN)
     steps = segment // BK
     tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN) * parts
     mine = tl.cdiv(tiles - program, PROGRAMS)
-    total = tl.zeros((BM, BN), tl.float32)
+    total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+    one = total
+    two = total
+    four = total
     # one flat loop over all K of all tiles: written as a nest, the copies would run dry at the end of every segment
     step = steps - 1
     index = LOCAL - 1
@@ -153,10 +129,27 @@ def tree_kernel(
                 tile += PROGRAMS
                 part, row, column = locate(tile, M, N, parts, BM, BN, GROUP)
         k = (part * LOCAL + index) * segment + step * BK
-        total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
+        if SWAP:
+            total = tl.dot(w.load([column, k]), tl.trans(x.load([row, k])), total)
+        else:
+            total = tl.dot(x.load([row, k]), tl.trans(w.load([column, k])), total)
         if step == steps - 1:
-            settle(out, total, own, bias, index, part, row, column, M, N, LOCAL, BM * BN, BIAS, BM, BN)
-            total = tl.zeros((BM, BN), tl.float32)
+            # choices, not branches: a sum that a branch handed on would have to be complete at every step
+            merged = one + total
+            if LOCAL > 2:
+                pair = merged
+                merged = two + pair
+                if LOCAL > 4:
+                    quad = merged
+                    merged = four + quad
+            if index == LOCAL - 1:
+                store_sum(out, merged, bias, part, row, column, M, N, BIAS, SWAP, BM, BN)
+            if LOCAL > 4:
+                four = tl.where(index == 3, quad, four)
+            if LOCAL > 2:
+                two = tl.where(index % 4 == 1, pair, two)
+            one = tl.where(index % 2 == 0, total, one)
+            total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
 
 
 @cache
@@ -184,15 +177,12 @@ def launch_persistent(
     tiles = triton.cdiv(tokens, plan.tokens) * triton.cdiv(outputs, plan.outputs) * parts
     programs = multiprocessors(x.device) * plan.residents
     grid = (min(programs, tiles),)
-    operands = (
-        TensorDescriptor.from_tensor(x, [plan.tokens, plan.k]),
-        TensorDescriptor.from_tensor(weight, [plan.outputs, plan.k]),
-        sums if bias is None else bias,
-        sums,
-    )
-    sizes = (tokens, outputs, segment, parts)
+    rows = TensorDescriptor.from_tensor(x, [plan.tokens, plan.k])
+    columns = TensorDescriptor.from_tensor(weight, [plan.outputs, plan.k])
+    added, sizes = sums if bias is None else bias, (tokens, outputs, segment, parts)
     constants: dict[str, Any] = {
         "BIAS": bias is not None,
+        "SWAP": plan.swap,
         "BM": plan.tokens,
         "BN": plan.outputs,
         "BK": plan.k,
@@ -201,10 +191,10 @@ def launch_persistent(
     }
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.local == 1:
-        constants |= {"MAXIMA": maxima is not None, "SWAP": plan.swap}
-        arguments = (*operands, sums if maxima is None else maxima, *sizes)
+        constants["MAXIMA"] = maxima is not None
+        arguments = (rows, columns, added, sums, sums if maxima is None else maxima, *sizes)
         launch(chain_kernel, grid, *arguments, contract=contract, options=options, **constants)
         return
-    workspace = torch.empty(3 * plan.tokens * plan.outputs * grid[0], dtype=torch.float32, device=x.device)
     constants["LOCAL"] = plan.local
-    launch(tree_kernel, grid, *operands, workspace, *sizes, contract=contract, options=options, **constants)
+    arguments = (rows, columns, added, sums, *sizes)
+    launch(tree_kernel, grid, *arguments, contract=contract, options=options, **constants)

@@ -63,9 +63,11 @@ def rms_norm_kernel(
     lane = tl.arange(0, WIDTH)
     squares = tl.zeros([WIDTH], tl.float32)
     chunks = ()
-    for start in tl.static_range(0, COLUMNS, WIDTH):
+    weights = ()
+    for start in tl.static_range(0, COLUMNS, WIDTH):  # all loads before the first store: a store holds up later loads
         inside = start + lane < COLUMNS
         value = tl.load(x + row + start + lane, mask=inside, other=0.0)
+        weights = weights + (tl.load(weight + start + lane, mask=inside, other=0.0),)  # noqa: RUF005 - what Triton parses
         if HAS_RESIDUAL:
             other = tl.load(residual + row + start + lane, mask=inside, other=0.0)
             value = narrow(widen(value) + widen(other), DTYPE)
@@ -74,10 +76,9 @@ def rms_norm_kernel(
     scale = inverse_rms(tl.reshape(squares, [1, WIDTH]), COLUMNS, epsilon, 1, WIDTH)
     for chunk in tl.static_range(len(chunks)):
         column = chunk * WIDTH + lane
-        if HAS_RESIDUAL:  # not in the first loop: a store keeps later loads from starting
+        if HAS_RESIDUAL:
             tl.store(residual_output + row + column, chunks[chunk], mask=column < COLUMNS)
-        w = widen(tl.load(weight + column, mask=column < COLUMNS, other=0.0))
-        normalised = (widen(chunks[chunk]) * scale) * w
+        normalised = (widen(chunks[chunk]) * scale) * widen(weights[chunk])
         tl.store(output + row + column, narrow(normalised, DTYPE), mask=column < COLUMNS)
 
 
@@ -103,6 +104,7 @@ def rms_norm_backward_kernel(
     products = tl.zeros([WIDTH], tl.float32)
     values = ()
     slopes = ()
+    others = ()
     for start in tl.static_range(0, COLUMNS, WIDTH):
         inside = start + lane < COLUMNS
         value = widen(tl.load(x + row + start + lane, mask=inside, other=0.0))
@@ -110,6 +112,9 @@ def rms_norm_backward_kernel(
         slope = dy * widen(tl.load(weight + start + lane, mask=inside, other=0.0))
         values = values + (value,)  # noqa: RUF005 - what Triton parses
         slopes = slopes + (slope,)  # noqa: RUF005 - what Triton parses
+        if HAS_RESIDUAL:
+            other = tl.load(grad_residual + row + start + lane, mask=inside, other=0.0)
+            others = others + (other,)  # noqa: RUF005 - what Triton parses
         squares = tl.fma(value, value, squares)
         products = tl.fma(slope, value, products)
     scale = inverse_rms(tl.reshape(squares, [1, WIDTH]), COLUMNS, epsilon, 1, WIDTH)
@@ -120,7 +125,7 @@ def rms_norm_backward_kernel(
         column = chunk * WIDTH + lane
         dx = scale * tl.fma(values[chunk], negative(pull), slopes[chunk])
         if HAS_RESIDUAL:
-            dx = dx + widen(tl.load(grad_residual + row + column, mask=column < COLUMNS, other=0.0))
+            dx = dx + widen(others[chunk])
         tl.store(grad_x + row + column, narrow(dx, DTYPE), mask=column < COLUMNS)
 
 

@@ -74,7 +74,9 @@ def _few_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Sch
         if tokens <= 16:
             return Schedule(rows, 64, 128, local=2 if inputs >= 8192 else 1, stages=4, swap=True)
         if outputs >= 2048:
-            return Schedule(rows, 64, 128, local=2, stages=6, swap=True, persistent=True)
+            return Schedule(64, 32, 256, local=8, stages=4, persistent=True)
+        if inputs <= 2048:
+            return Schedule(64, 32, 128, local=2, stages=4, persistent=True, residents=2)
         return Schedule(rows, 64, 128, stages=4, swap=True, persistent=True, residents=2)
     narrow = outputs // 64 < 80  # tiles of 64 outputs would leave multiprocessors idle
     if tokens <= 16:
@@ -82,24 +84,28 @@ def _few_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Sch
             return Schedule(16, 32, 128, stages=5)
         return Schedule(rows, 64, 256 if inputs >= 2048 and outputs <= 8192 else 128, stages=4, swap=True)
     if narrow:
-        return Schedule(rows, 32, 128, stages=6, persistent=True, residents=3)
+        return Schedule(64, 32, 256, stages=4, persistent=True)
     return Schedule(rows, 64, 128, stages=6, swap=True, persistent=True)
 
 
 def _many_on_hopper(tokens: int, outputs: int, inputs: int, segments: int) -> Schedule:
-    """Tensor cores are the limit: tiles as large as fill the multiprocessors."""
+    """Tensor cores are the limit: tiles as large as fill the multiprocessors, waiting sums in registers."""
     medium = tokens <= 512
     if segments == 1:
-        if medium and outputs < 65536:
-            return Schedule(64, 128, 64, stages=4, persistent=True, residents=2)
-        return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
-    if medium and outputs < 2048:
-        return Schedule(128, 64, 64, stages=4, persistent=True, residents=2)
-    if medium and inputs >= 8192:
-        return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
-    if medium or outputs < 2048:
-        return Schedule(64, 128, 64, local=4, stages=4, persistent=True, residents=2)
-    return Schedule(128, 128, 64, local=2, stages=3, persistent=True, residents=2)
+        if not medium or outputs >= 65536:
+            return Schedule(128, 256, 64, warps=8, stages=4, persistent=True)
+        if -(-tokens // 64) * -(-outputs // 128) <= 132:  # one tile each
+            return Schedule(64, 128, 128, stages=4, persistent=True)
+        return Schedule(128, 128, 64, warps=8, stages=6, persistent=True)
+    if outputs >= 2048:
+        if tokens <= 128:
+            return Schedule(64, 64, 128, local=8, stages=6, persistent=True)
+        return Schedule(128, 128, 64, local=4, warps=8, stages=6, persistent=True)
+    if not medium:
+        return Schedule(64, 64, 64, local=8, stages=6, persistent=True, residents=2)
+    if inputs <= 2048:
+        return Schedule(64, 32, 256, local=8, stages=4, persistent=True)
+    return Schedule(64, 64, 128, local=2, stages=3, persistent=True, residents=2)
 
 
 def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Schedule]:
@@ -111,7 +117,8 @@ def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Sc
         plans += [Schedule(m, n, k, warps=w, k_major=True) for m, n, k, w in tiles]
         return [replace(plan, local=n) for plan in plans for n in local[:2]]
     if tokens <= 64:
-        return [replace(plan, local=n) for plan in _few_tokens(target, power_of_two(tokens)) for n in local[:2]]
+        few = _few_tokens(target, power_of_two(tokens))
+        return [replace(plan, local=n) for plan in few for n in local if plan.persistent or n <= 2]
     plans = [Schedule(64, 128, 64, warps=4, stages=3), Schedule(128, 128, 64, warps=8, stages=3)]
     if target.arch == "sm_90":
         plans += [
@@ -126,9 +133,22 @@ def candidates(target: Target, unit: str, tokens: int, segments: int) -> list[Sc
                 (64, 128, 4, 4, 2),
                 (64, 256, 4, 4, 1),
                 (128, 64, 8, 4, 2),
+                (128, 128, 8, 6, 1),
+                (64, 64, 4, 6, 2),
+                (64, 256, 4, 5, 1),
             )
         ]
-    return [replace(plan, local=n) for plan in plans for n in local if plan.persistent or n == 1]
+        plans += [
+            Schedule(64, outputs, k, stages=stages, persistent=True, residents=residents)
+            for outputs, k, stages, residents in ((128, 128, 4, 1), (64, 128, 3, 2), (64, 128, 6, 1), (32, 256, 4, 1))
+        ]
+    # a sum that waits takes as many registers as the accumulators: three of them wait for the eighth segment
+    return [
+        replace(plan, local=n)
+        for plan in plans
+        for n in local
+        if n == 1 or (plan.persistent and plan.tokens * plan.outputs <= (2048 if n < 8 else 1024) * plan.warps)
+    ]
 
 
 def _few_tokens(target: Target, tokens: int) -> list[Schedule]:
@@ -153,6 +173,7 @@ def _few_tokens(target: Target, tokens: int) -> list[Schedule]:
                 (32, 128, 4, 6, 3),
                 (32, 256, 4, 5, 2),
                 (64, 128, 4, 5, 2),
+                (32, 256, 4, 4, 1),
             )
         ]
         plans += [

@@ -1,7 +1,8 @@
 """Ranks in processes of their own: ``python -m fastpath.conformance.parallel [--ranks N] [--json OUT]``.
 
 On GPUs, one each, over NCCL and over memory handles; in Triton's interpreter over gloo. Tensor parallelism of N must
-give the bits of one rank, and those the bits of the reference.
+give the bits of one rank, and those the bits of the reference. ``--one-gpu``: all ranks share a GPU, which takes turns
+between their processes; NCCL refuses that, so only memory handles carry sums.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from reference.contract.profiles import profile
 SHAPES = ((3, 16, 64),) if INTERPRETED else ((1, 4096, 4096), (64, 4096, 4096), (1024, 4096, 4096))
 
 
-def comparisons(rank: int, ranks: int) -> Iterator[Comparison]:
+def comparisons(rank: int, ranks: int, one_gpu: bool) -> Iterator[Comparison]:
     """What one rank compares."""
     unit = current_target().units[-1]
     contracts: Any = profile(f"strict-v1/{unit}").contracts("float32" if INTERPRETED else "bfloat16")
@@ -58,12 +59,16 @@ def comparisons(rank: int, ranks: int) -> Iterator[Comparison]:
         shard = slice(rank * inputs // ranks, (rank + 1) * inputs // ranks)
         own = (a[:, shard].contiguous(), b[:, shard].contiguous())
         partial = row_linear_partial(*own, contracts["row_linear"], ranks)
-        yield compare(f"{name} TP {ranks}", all_reduce(partial, contracts["all_reduce"]).to(whole.dtype), whole)
         if not INTERPRETED:
-            yield from _handles(name, partial, contracts["all_reduce"])
+            yield from _handles(name, partial, contracts["all_reduce"], whole, 50 if one_gpu else 1000)
+        if one_gpu:
+            continue
+        yield compare(f"{name} TP {ranks}", all_reduce(partial, contracts["all_reduce"]).to(whole.dtype), whole)
         columns = linear(a, b[rank * outputs // ranks : (rank + 1) * outputs // ranks], contracts["linear"])
         gathered = all_gather(columns, contracts["all_gather"])
         yield compare(f"{name} column parallel", gathered, linear(a, b, contracts["linear"]))
+    if one_gpu:
+        return
     parts = [values("wide", (2 * ranks, 12), "float32", r) for r in range(ranks)]
     scattered = operators.reduce_scatter(parts, contracts["reduce_scatter"])[rank]
     yield compare("reduce_scatter", reduce_scatter(to_device(parts[rank]), contracts["reduce_scatter"]), scattered)
@@ -73,15 +78,15 @@ def comparisons(rank: int, ranks: int) -> Iterator[Comparison]:
     yield compare("logsumexp", value, operators.logsumexp(logits, contracts["logsumexp"]).value)
 
 
-def _handles(name: str, partial: torch.Tensor, contract: Any) -> Iterator[Comparison]:
-    """The all-reduce over memory handles: against the one over NCCL, and 1,000 times against itself."""
+def _handles(name: str, partial: torch.Tensor, contract: Any, whole: torch.Tensor, times: int) -> Iterator[Comparison]:
+    """The all-reduce over memory handles: against one rank's product, and many times against itself."""
     direct = IpcAllReduce(partial.numel())
-    expected = all_reduce(partial, contract)
-    yield compare(f"{name} memory handles", direct(partial, contract), expected)
+    expected = direct(partial, contract)
+    yield compare(f"{name} memory handles", expected.to(whole.dtype), whole)
     bad = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
+    for _ in range(times):
         bad += (direct(partial, contract).view(torch.int32) != expected.view(torch.int32)).sum()
-    yield Comparison(f"{name} memory handles, 1000 times", 1000 * partial.numel(), int(bad))
+    yield Comparison(f"{name} memory handles, {times} times", times * partial.numel(), int(bad))
     direct.close()
 
 
@@ -113,29 +118,39 @@ def times(ranks: int) -> list[dict[str, Any]]:
     return results
 
 
-def _rank(rank: int, ranks: int, folder: str) -> None:
+def _rank(rank: int, ranks: int, folder: str, one_gpu: bool) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if not INTERPRETED:
-        torch.cuda.set_device(rank)
-    backend = "gloo" if INTERPRETED else "nccl"
-    device = None if INTERPRETED else torch.device("cuda", rank)
+        torch.cuda.set_device(0 if one_gpu else rank)
+    backend = "gloo" if INTERPRETED or one_gpu else "nccl"
+    device = torch.device("cuda", rank) if backend == "nccl" else None
     dist.init_process_group(backend, f"file://{folder}/rendezvous", rank=rank, world_size=ranks, device_id=device)
-    found = [asdict(comparison) | {"rank": rank} for comparison in comparisons(rank, ranks)]
-    timed = [] if INTERPRETED else times(ranks)
+    found = []
+    for comparison in comparisons(rank, ranks, one_gpu):
+        found.append(asdict(comparison) | {"rank": rank})
+        print(f"rank {rank} {comparison.what:<44} {comparison.different} of {comparison.compared}", flush=True)
+    timed = [] if INTERPRETED or one_gpu else times(ranks)
     Path(folder, f"{rank}.json").write_text(json.dumps({"comparisons": found, "times": timed}))
     dist.destroy_process_group()
 
 
-def run(ranks: int) -> dict[str, Any]:
-    """Run ``ranks`` processes; the report as plain data. Raises what a rank raised."""
+def run(ranks: int, timeout: float = 600.0, one_gpu: bool = False) -> dict[str, Any]:
+    """Run ``ranks`` processes; the report as plain data. Raises what a rank raised.
+
+    Raises:
+        TimeoutError: ranks still wait for each other after ``timeout`` seconds; they are ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, (ranks, folder), nprocs=ranks)
+        context = torch.multiprocessing.spawn(_rank, (ranks, folder, one_gpu), nprocs=ranks, join=False)
+        _join(context, time.monotonic() + timeout)
         reports = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    gpus = 1 if one_gpu else ranks
+    device = "Triton's interpreter" if INTERPRETED else f"{gpus} x {torch.cuda.get_device_name()}"
     found = [comparison for report in reports for comparison in report["comparisons"]]
     return {
         "command": " ".join(["python", "-m", "fastpath.conformance.parallel", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": "Triton's interpreter" if INTERPRETED else f"{ranks} x {torch.cuda.get_device_name()}",
+        "device": device,
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "summary": {
             "ranks": ranks,
@@ -147,17 +162,24 @@ def run(ranks: int) -> dict[str, Any]:
     }
 
 
+def _join(context: Any, deadline: float) -> None:
+    """Wait for all ranks: a kernel that waits for a rank that is gone would wait for ever."""
+    while not context.join(timeout=1.0):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            raise TimeoutError("ranks still wait for each other: see the last comparison of each")
+
+
 def main() -> int:
     """Run, print, write the report: 0 if every bit agrees."""
     parser = argparse.ArgumentParser(prog="python -m fastpath.conformance.parallel", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the report to this file")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks share a GPU")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which ranks that wait are ended")
     arguments = parser.parse_args()
-    report = run(arguments.ranks)
-    for comparison in report["comparisons"]:
-        print(
-            f"rank {comparison['rank']} {comparison['what']:<44} {comparison['different']} of {comparison['compared']}"
-        )
+    report = run(arguments.ranks, arguments.timeout, arguments.one_gpu)
     for line in report["times"]:
         print(line)
     if arguments.json is not None:

@@ -88,6 +88,8 @@ RLK_ALL_REDUCE(8)
 #if defined(__CUDACC__)
 // Host side, for nvcc: each function returns a cudaError_t, 0 if all is well.
 
+extern "C" int rlk_use(int device) { return cudaSetDevice(device); }
+
 extern "C" int rlk_allocate(void** pointer, size_t bytes) {
   const int error = cudaMalloc(pointer, bytes);
   return error ? error : cudaMemset(*pointer, 0, bytes);

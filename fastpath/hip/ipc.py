@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,6 +21,17 @@ from reference.operators.all_reduce import AllReduceContract
 HANDLE_BYTES = 64
 #: Blocks of 256 threads: enough to fill NVLink, few enough to be resident together, which their meeting needs.
 BLOCKS = 64
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The host functions of `all_reduce.hip`, built once per process.
+
+    Raises:
+        UnsupportedError: no nvcc.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return ctypes.CDLL(str(compile_cuda("all_reduce.hip", Path(folder) / "all_reduce.so")))
 
 
 class IpcAllReduce:
@@ -38,9 +50,9 @@ class IpcAllReduce:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if self.ranks not in (2, 4, 8):
             raise UnsupportedError(f"group: {self.ranks} ranks; the tree is built for 2, 4 or 8")
-        with tempfile.TemporaryDirectory() as folder:
-            self._library = ctypes.CDLL(str(compile_cuda("all_reduce.hip", Path(folder) / "all_reduce.so")))
-        self.size, self.epoch = size, 0
+        self._library, self._group, self.size, self.epoch = library(), group, size, 0
+        # the library holds a CUDA runtime of its own, whose device is 0 until it is told
+        self._check("rlk_use", torch.cuda.current_device())
         self._own = [self._allocate(4 * size), self._allocate(4 * BLOCKS * self.ranks)]
         handles = [self._export(pointer) for pointer in self._own]
         gathered: list[list[bytes]] = [[] for _ in range(self.ranks)]
@@ -80,11 +92,14 @@ class IpcAllReduce:
         return out
 
     def close(self) -> None:
-        """Unmap the other ranks' buffers and free the own; after every rank's last call has finished."""
+        """Unmap the other ranks' buffers and free the own; every rank calls it, after its last all-reduce."""
         torch.cuda.synchronize()
-        for rank, pointers in enumerate(zip(self._data, self._signals, strict=True)):
-            for pointer in pointers:
-                self._check("rlk_free" if rank == self.rank else "rlk_close", ctypes.c_void_p(pointer))
+        for rank in set(range(self.ranks)) - {self.rank}:
+            for pointer in (self._data[rank], self._signals[rank]):
+                self._check("rlk_close", ctypes.c_void_p(pointer))
+        dist.barrier(self._group)  # nobody frees what another still maps
+        for pointer in self._own:
+            self._check("rlk_free", ctypes.c_void_p(pointer))
 
     def _allocate(self, size: int) -> int:
         pointer = ctypes.c_void_p()
