@@ -8,18 +8,17 @@ from itertools import combinations
 from pathlib import Path
 
 from diffcheck.ablate.composite import Bench, align
-from diffcheck.ablate.contracts import explained, standing_for
+from diffcheck.ablate.contracts import explained, known, parted
 from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit
 from diffcheck.ablate.sides import Side, VoidError, unalignable
 from diffcheck.ablate.units import grouped, origins, units_of
 from diffcheck.ablate.walk import steps_planned, walk
 from diffcheck.boundaries import Boundary
-from diffcheck.infer import Inference
 from diffcheck.localize import Progress
 
 #: Seconds after which no further forward is started, and seconds of inference a side and unit.
 BUDGET = 600.0
-INFERENCE = 15.0
+INFERENCE = 30.0
 #: Units of which pairs are tried: those that remove most alone.
 PAIRED = 3
 #: Boundaries of an interval that are named one by one.
@@ -44,7 +43,7 @@ def ablate(
         host: must be live. donor: gains from being live: its engine then proves every forward, see `composite`.
         nodes: the dataflow graph that both sides share.
         model: folder of the model's weights.
-        infer: also say in words in what the two sides' operators differ.
+        infer: where no profile knows an operator, search its contract, and say in what the two differ.
 
     Raises:
         RlkError: an engine failed.
@@ -143,24 +142,29 @@ class _Experiment:
         answer.together = Trial(list(self._members), stats, removed, "inputs", bench.host.name, 1)
 
     def _find_contracts(self) -> None:
+        """What stands for each side's operators, and in what they differ: at once where profiles know both, else by
+        inference, if asked.
+        """
         bench = self._bench
         left, right = (bench.donor, bench.host) if bench.donor.role == "rollout" else (bench.host, bench.donor)
         for unit in self._answer.units:
-            answers: dict[str, Inference] = {}
-            if self._infer:
-                unit.differs_in, unit.unexplained, both = explained(
+            self._tick(f"contracts of {unit.name}")
+            mine, other = (known(side, unit.boundaries, bench.model) for side in (left, right))
+            unit.differs_in = parted(mine, other, unit.boundaries[-1])
+            if self._infer and not unit.differs_in:
+                unit.differs_in, unit.unexplained, answers = explained(
                     left, right, unit.boundaries[-1], bench.model, INFERENCE, self._progress
                 )
-                answers = {side.role: answer for side, answer in zip((left, right), both, strict=True)}
-            found = {}
-            for side in (bench.donor, bench.host):
-                self._tick(f"contract of {side.name}'s {unit.name}")
-                name, contract = standing_for(side, unit.boundaries, bench.model, answers.get(side.role))
-                found[side.role] = name
-                if contract is not None:
-                    known = bench.contracts.setdefault(side.role, {})
-                    known.update(dict.fromkeys(unit.boundaries, contract))
-            unit.donor_contract, unit.host_contract = found[bench.donor.role], found[bench.host.role]
+                mine = known(left, unit.boundaries, bench.model, answers[0])
+                other = known(right, unit.boundaries, bench.model, answers[1])
+            for side, operator in ((left, mine), (right, other)):
+                if side is bench.donor:
+                    unit.donor_contract = operator.source
+                else:
+                    unit.host_contract = operator.source
+                if operator.contract is not None:
+                    contracts = bench.contracts.setdefault(side.role, {})
+                    contracts.update(dict.fromkeys(unit.boundaries, operator.contract))
 
     def _align(self, aligned: Iterable[str], what: str) -> Trial:
         self._tick(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from diffcheck.infer.sites import Site, UnknowableError, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize import Progress
-from reference.contract import Contract, profile, profiles
+from reference.contract import Contract, diff, fields, profile, profiles
 
 #: Rows looked at first: nearly every wrong contract fails on them.
 _ROWS = 64
@@ -21,28 +22,43 @@ _ROWS = 64
 _TRIED = 16
 
 
-def standing_for(
-    side: Side, boundaries: Sequence[str], model: Path, answer: Inference | None = None
-) -> tuple[str, Contract | None]:
-    """A contract that gives every traced bit of ``side`` at all ``boundaries`` of one operator, and where it is from:
-    the profile's name, or "inferred". ("", None) where none is known.
+@dataclass(frozen=True)
+class Known:
+    """One side's operator over a unit's boundaries, and a contract that gives all its bits there, if one was found."""
+
+    engine: str
+    #: The side's calls; empty where the trace does not hold them.
+    sites: Sequence[Site] = ()
+    contract: Contract | None = None
+    #: The profile that it is from, or "inferred"; empty where there is none.
+    source: str = ""
+
+    def gives(self, contract: Contract) -> bool:
+        """Whether ``contract`` gives every bit of every call."""
+        # The last layers first: a first norm has no residual to add, so it refutes less.
+        return all(_gives(contract, question) for question in reversed(self.sites))
+
+
+def known(side: Side, boundaries: Sequence[str], model: Path, answer: Inference | None = None) -> Known:
+    """Look for a contract of ``side``'s operator at all ``boundaries``: the profiles' first, then the inferred ones.
 
     Args:
         model: folder of the model's weights.
         answer: what inference found at one of the boundaries, if it ran.
     """
+    nothing = Known(side.name)
     try:
         weights = TracedWeights(model, side.trace.header.object.weights, side.trace.header.dtype)
-        sites = [site(side.trace, name, weights) for name in boundaries]
+        calls = Known(side.name, [site(side.trace, name, weights) for name in boundaries])
     except (UnknowableError, InputError):
-        return "", None
-    if sites[0].arguments.operator == "logprob":
+        return nothing
+    if calls.sites[0].arguments.operator == "logprob":
         # Its log-sum-exp is another contract's: the engine itself must answer.
-        return "", None
-    for name, contract in _candidates(side, sites[0], answer):
-        if all(_gives(contract, s) for s in reversed(sites)):
-            return name, contract
-    return "", None
+        return nothing
+    for source, contract in _candidates(side, calls.sites[-1], answer):
+        if calls.gives(contract):
+            return Known(side.name, calls.sites, contract, source)
+    return nothing
 
 
 def _candidates(side: Side, question: Site, answer: Inference | None) -> Iterator[tuple[str, Contract]]:
@@ -66,10 +82,41 @@ def _gives(contract: Contract, question: Site) -> bool:
     return True
 
 
+def parted(left: Known, right: Known, boundary: str) -> list[dict[str, Any]]:
+    """In what two known operators differ: no field that could have one value on both sides.
+
+    A field in which the two contracts differ is given the other side's value wherever a side's bits allow that; what
+    is left must differ, given the rest.
+    """
+    a, b = left.contract, right.contract
+    if a is None or b is None:
+        return []
+    for path in fields(type(a)):
+        if a.get(path) == b.get(path):
+            continue
+        if (moved := _with(a, path, b)) is not None and left.gives(moved):
+            a = moved
+        elif (moved := _with(b, path, a)) is not None and right.gives(moved):
+            b = moved
+    names = (left.engine, right.engine) if left.engine != right.engine else ("the left side", "the right side")
+    return [
+        {"boundary": boundary, "field": d.path, "left": d.left, "right": d.right, "sentence": d.sentence}
+        for d in diff(a, b, *names)
+    ]
+
+
+def _with(contract: Contract, path: str, other: Contract) -> Contract | None:
+    """``contract`` with ``other``'s value of a field; None where that is impossible."""
+    try:
+        return contract.replace({path: other.get(path)})
+    except ValueError:
+        return None
+
+
 def explained(
     left: Side, right: Side, boundary: str, model: Path, budget: float, progress: Progress
 ) -> tuple[list[dict[str, Any]], str, list[Inference]]:
-    """In what the two sides' contracts differ at ``boundary``; what keeps that from being sure; both answers.
+    """Search both sides' contracts at ``boundary``: in what they differ; what keeps that from being sure; both answers.
 
     Args:
         budget: seconds a side.

@@ -66,6 +66,13 @@ def test_one_and_two_faults_are_named_and_no_innocent(faults: tuple[str, ...], b
     assert boundaries(answer) == sorted(b for fault in faults for b in FAULTS[fault])
     check_explained(answer)
     assert {u.name for u in answer.units} == {o.unit for o in answer.origins}
+    # Where a profile's contract stands for both sides, the field that was overridden is named, and no other.
+    for unit in answer.units:
+        named = {d["field"] for d in unit.differs_in}
+        assert named <= {
+            f.partition(": ")[2].partition("=")[0] for f in faults if set(unit.boundaries) <= set(FAULTS[f])
+        }
+        assert bool(named) == bool(unit.donor_contract and unit.host_contract)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
