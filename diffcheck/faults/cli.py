@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.capture.adapter import Progress
 from diffcheck.errors import ExitCode, InputError
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
@@ -26,7 +30,7 @@ from diffcheck.report.terminal import print_verdict
 _ENGINES = ("reference", "vllm", "megatron")
 _SEE = "list them with rlk-diff faults --list"
 #: (engine, fault's name, the pair in words, how to run it).
-_Job = tuple[str, str, str, Callable[[], Outcome]]
+Job = tuple[str, str, str, Callable[[], Outcome]]
 
 
 def faults(
@@ -76,10 +80,7 @@ def faults(
         jobs = list(_jobs(name, engine, real, Path(folder), stack))
         for one in dict.fromkeys(job[0] for job in jobs):
             results.resume(one, keep=every)
-        for done, (one, fault, described, run) in enumerate(jobs):
-            progress(f"{fault} ({described})", done, len(jobs))
-            if results.find(one, fault, described) is None:
-                results.add(one, run())
+        run_jobs(jobs, results, progress)
     results.finish()
     outcomes = list(results.all())
     for outcome in outcomes if name is not None else ():
@@ -95,6 +96,32 @@ def faults(
     raise typer.Exit(ExitCode.EQUAL if all(o.found for o in outcomes) else ExitCode.DIVERGED)
 
 
+def run_jobs(jobs: Sequence[Job], results: Results, progress: Progress) -> None:
+    """Run what ``results`` does not have yet.
+
+    Raises:
+        KeyboardInterrupt: somebody pressed Ctrl-C. A search that is cut short answers with what it has; such an outcome
+            is no miss, and is not kept.
+    """
+    pressed = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        for done, (engine, fault, described, run) in enumerate(jobs):
+            progress(f"{fault} ({described})", done, len(jobs))
+            if results.find(engine, fault, described) is None:
+                outcome = run()
+                if pressed.is_set():
+                    raise KeyboardInterrupt
+                results.add(engine, outcome)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _names() -> dict[str, str]:
     """Name -> cause, of all faults and controls, on whatever engine."""
     libraries = (FAULTS, REAL_FAULTS, CONTROLS, REAL_CONTROLS)
@@ -106,7 +133,7 @@ def _command(every: bool, real: bool, name: str | None, engine: str | None) -> s
     return " ".join(word for word in words if word)
 
 
-def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack: ExitStack) -> Iterator[_Job]:
+def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack: ExitStack) -> Iterator[Job]:
     """What is to be run.
 
     Raises:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from diffcheck.errors import InputError
+from diffcheck.faults.cli import run_jobs
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.results import Results
 
@@ -55,6 +58,25 @@ def test_other_engines_sections_are_left_alone(tmp_path: Path) -> None:
         results.add(engine, FOUND)
         results.finish()
     assert list(json.loads(path.read_text())["engines"]) == ["reference", "vllm"]
+
+
+def test_an_outcome_of_an_interrupted_search_is_not_kept(tmp_path: Path) -> None:
+    """The search swallows Ctrl-C and answers with what it has; the library stops all the same."""
+
+    def interrupted() -> Outcome:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return MISSED
+
+    results = Results(tmp_path / "faults.json", "rlk-diff faults --all")
+    results.resume("vllm")
+    jobs = [("vllm", o.name, o.engine, run) for o, run in ((FOUND, lambda: FOUND), (MISSED, interrupted))]
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, results, lambda *_: None)
+    assert results.outcomes["vllm"] == [FOUND] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    jobs[1] = (*jobs[1][:3], lambda: MISSED)
+    run_jobs([(jobs[0][0], FOUND.name, FOUND.engine, interrupted), jobs[1]], results, lambda *_: None)
+    assert results.outcomes["vllm"] == [FOUND, MISSED]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
