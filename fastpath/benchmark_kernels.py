@@ -19,6 +19,7 @@ from fastpath.backend import current_target
 from fastpath.benchmarks import COPIES, ROTATION, Contest
 from fastpath.kv_cache import write_cache
 from fastpath.qk_norm import qk_norm
+from fastpath.qk_norm_rope import qk_norm_rope
 from fastpath.residual_add import residual_add
 from fastpath.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rope import rope, rope_table
@@ -110,6 +111,14 @@ def _rope(tokens: int, copies: int) -> Row:
     return 4 * HEADS * HEAD_DIM, lambda i: rope(x[i], positions, table, contract), peer
 
 
+def _qk_norm_rope(tokens: int, copies: int) -> Row:
+    x, weight = [_random(tokens, HEADS, HEAD_DIM) for _ in range(copies)], _random(HEAD_DIM)
+    norm, rotation = _contract("qk_norm"), _contract("rope")
+    table, positions = rope_table(4096, HEAD_DIM, 1e6, rotation, "cuda"), torch.arange(tokens, device="cuda") % 4096
+    ours = lambda i: qk_norm_rope(x[i], weight, positions, table, EPSILON, norm, rotation)  # noqa: E731
+    return 4 * HEADS * HEAD_DIM, ours, None
+
+
 def _swiglu(tokens: int, copies: int) -> Row:
     x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
     return 6 * FEATURES, lambda i: swiglu(x[i][0], x[i][1], contract), lambda i: functional.silu(x[i][0]) * x[i][1]
@@ -141,6 +150,7 @@ ROWS: dict[str, Callable[[int, int], Row]] = {
     "rms_norm-backward": _rms_norm_backward,
     "qk_norm": _qk_norm,
     "rope": _rope,
+    "qk_norm+rope": _qk_norm_rope,
     "swiglu": _swiglu,
     "swiglu-backward": _swiglu_backward,
     "residual_add": _residual_add,

@@ -192,9 +192,8 @@ def launch_persistent(
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     if plan.local == 1:
         constants["MAXIMA"] = maxima is not None
-        arguments = (rows, columns, added, sums, sums if maxima is None else maxima, *sizes)
-        launch(chain_kernel, grid, *arguments, contract=contract, options=options, **constants)
+        given = (rows, columns, added, sums, sums if maxima is None else maxima, *sizes)
+        launch(chain_kernel, grid, *given, contract=contract, options=options, **constants)
         return
     constants["LOCAL"] = plan.local
-    arguments = (rows, columns, added, sums, *sizes)
-    launch(tree_kernel, grid, *arguments, contract=contract, options=options, **constants)
+    launch(tree_kernel, grid, rows, columns, added, sums, *sizes, contract=contract, options=options, **constants)

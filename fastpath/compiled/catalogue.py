@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fastpath.backend import DTYPES, TARGETS
 from fastpath.embedding import embedding, embedding_backward
 from fastpath.kv_cache import write_cache
 from fastpath.qk_norm import qk_norm, qk_norm_backward
+from fastpath.qk_norm_rope import qk_norm_rope
 from fastpath.residual_add import residual_add
 from fastpath.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rope import RopeTable, rope
@@ -93,6 +95,11 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
     yield Call(f"swiglu/{name}/backward", lambda: swiglu_backward(grads, gate, up, contract("swiglu", name)))
     yield Call(f"rope/{name}", lambda: rope(heads, ids, table, contract("rope", name)))
     yield Call(f"rope/{name}/interleaved", lambda: rope(heads, ids, table, interleaved))
+    head_weight, norm = empty(HEAD_DIM, dtype=dtype), contract("qk_norm", name)
+    for rotation in (contract("rope", name), interleaved):
+        label = f"qk_norm_rope/{name}/{rotation.domain.pairing}"
+        fused = partial(qk_norm_rope, heads, head_weight, ids, table, EPSILON, norm, rotation)
+        yield Call(label, fused)
     yield Call(f"rope/{name}/backward", lambda: rope(heads, ids, table, contract("rope", name), backward=True))
     yield Call(f"residual_add/{name}", lambda: residual_add(x, x, contract("residual_add", name)))
     yield Call(f"embedding/{name}", lambda: embedding(ids, weights, contract("embedding", name)))

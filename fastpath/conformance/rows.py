@@ -16,6 +16,7 @@ from fastpath.conformance.inputs import KINDS, values
 from fastpath.embedding import embedding, embedding_backward
 from fastpath.kv_cache import write_cache
 from fastpath.qk_norm import qk_norm, qk_norm_backward
+from fastpath.qk_norm_rope import qk_norm_rope
 from fastpath.residual_add import residual_add
 from fastpath.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rope import rope, rope_table
@@ -40,6 +41,7 @@ def cases() -> Iterator[Case]:
         "rms_norm": _rms_norm,
         "qk_norm": _qk_norm,
         "rope": _rope,
+        "qk_norm_rope": _qk_norm_rope,
         "swiglu": _swiglu,
         "residual_add": _residual_add,
         "embedding": _embedding,
@@ -108,6 +110,27 @@ def _rope(dtype: str, kind: str) -> Iterator[Comparison]:
                 yield compare(what, rope(x_on, positions_on, table, contract), reference.rope(x, rows, contract))
                 back = rope(x_on, positions_on, table, contract, backward=True)
                 yield compare(f"{what} gradient", back, gradients.rotation(x, rows, contract))
+
+
+def _qk_norm_rope(dtype: str, kind: str) -> Iterator[Comparison]:
+    norm = _contract("qk_norm", dtype)
+    for pairing in ("halves", "interleaved"):
+        rotation = _contract("rope", dtype).override("domain.pairing", pairing)
+        for seed, (tokens, heads) in enumerate(HEADS):
+            for head_dim in (64, 128, 256):
+                x, weight = (
+                    values(kind, (tokens, heads, head_dim), dtype, seed),
+                    values("normal", (head_dim,), dtype, 9),
+                )
+                positions = np.random.default_rng(seed).integers(0, POSITIONS, tokens)
+                table = rope_table(POSITIONS, head_dim, THETA, rotation, device())
+                rows = reference.rope_table(positions, head_dim, THETA, rotation)
+                expected = reference.rope(reference.qk_norm(x, weight, EPSILON, norm), rows, rotation)
+                x_on, weight_on = (to_device(part, DTYPES[dtype]) for part in (x, weight))
+                packed = torch.cat([x_on, x_on], dim=1)
+                for what, heads_on in (("", x_on), (" strided", packed[:, :heads])):
+                    got = qk_norm_rope(heads_on, weight_on, to_device(positions), table, EPSILON, norm, rotation)
+                    yield compare(f"{x.shape} {pairing}{what}", got, expected)
 
 
 def _swiglu(dtype: str, kind: str) -> Iterator[Comparison]:

@@ -12,7 +12,8 @@ ENVIRONMENT = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
 #: Cases that take seconds in the interpreter; `python -m fastpath.conformance` runs all.
 CASES = (
     "linear/fma32-seq/float32,linear/fma32-seq/bfloat16/gradients,row_linear/fma32-seq/float32/values,"
-    "logsumexp/values,logprob/gradient,processed_logits,lm_head_logprob/fma32-seq/float32/gradient"
+    "logsumexp/values,logprob/gradient,processed_logits,lm_head_logprob/fma32-seq/float32/gradient,"
+    "qk_norm_rope/float32/cancelling,qk_norm_rope/bfloat16/wide"
 )
 
 
@@ -32,7 +33,7 @@ def test_conformance_cases(tmp_path: Path) -> None:
     done = run("-m", "fastpath.conformance", "--only", CASES, "--json", str(report))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     summary = json.loads(report.read_text())["summary"]
-    assert summary["passed"] == summary["cases"] == 9
+    assert summary["passed"] == summary["cases"] == 11
     assert summary["different"] == 0
     assert summary["compared"] > 30000
 
