@@ -1,11 +1,14 @@
 """Contests of the row kernels and of attention, held by `fastpath.benchmarks`.
 
-Row kernels meet a copy of as many bytes as they must move, and PyTorch's own operator. Attention meets PyTorch's scaled
+Row kernels meet a copy of as many bytes as they must move, PyTorch's own operator and, where the package `liger_kernel`
+is installed, Liger's. Attention meets PyTorch's scaled
 dot-product attention: decode with the keys already gathered out of their pages, an advantage for the peer.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +32,7 @@ from reference.contract.profiles import profile
 HIDDEN, FEATURES, HEADS, KV_HEADS, HEAD_DIM = 4096, 12288, 32, 8, 128
 EPSILON = 1e-6
 #: Sequences and keys of a decode step.
-DECODES = ((1, 512), (1, 4096), (1, 32768), (8, 4096), (64, 512), (64, 4096))
+DECODES = ((1, 512), (1, 4096), (1, 32768), (4, 32768), (8, 4096), (16, 4096), (64, 512), (64, 4096))
 PREFILLS = ((1, 4096), (4, 2048))
 
 Makers = Iterator[tuple[str, Callable[[], Contest]]]
@@ -38,8 +41,10 @@ Makers = Iterator[tuple[str, Callable[[], Contest]]]
 def contests() -> Makers:
     """Name and maker of every contest."""
     for tokens in (1, 64, 4096, 16384):
-        for operator, make in ROWS.items():
-            for peer in ("copy", "torch"):
+        for operator, (make, peers) in ROWS.items():
+            for peer in ("copy", *peers):
+                if peer == "liger" and importlib.util.find_spec("liger_kernel") is None:
+                    continue
                 name = f"Qwen3-8B/{operator}/M={tokens}/{peer}"
                 yield name, partial(_row_contest, name, make, tokens, peer)
     for unit in current_target().units:
@@ -65,14 +70,24 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").bfloat16()
 
 
-#: Bytes per token, ours, and PyTorch's (None: it has no such operator), of copies of operands.
-Row = tuple[int, Callable[[int], Any], Callable[[int], Any] | None]
+#: Bytes per token, ours, and the peers' by name, of copies of operands.
+Row = tuple[int, Callable[[int], Any], dict[str, Callable[[int], Any]]]
+#: What a report calls a peer.
+PEERS = {"copy": "copy of the same bytes", "torch": "PyTorch eager", "liger": "Liger"}
+
+
+def _liger(module: str) -> Any:
+    return importlib.import_module(f"liger_kernel.ops.{module}")
 
 
 def _rms_norm(tokens: int, copies: int) -> Row:
     x, weight, contract = [_random(tokens, HIDDEN) for _ in range(copies)], _random(HIDDEN), _contract("rms_norm")
     ours = lambda i: rms_norm(x[i], weight, EPSILON, contract)  # noqa: E731
-    return 4 * HIDDEN, ours, lambda i: functional.rms_norm(x[i], (HIDDEN,), weight, EPSILON)
+    peers = {
+        "torch": lambda i: functional.rms_norm(x[i], (HIDDEN,), weight, EPSILON),
+        "liger": lambda i: _liger("rms_norm").rms_norm_forward(x[i], weight, EPSILON, 0.0, "gemma", None),
+    }
+    return 4 * HIDDEN, ours, peers
 
 
 def _rms_norm_residual(tokens: int, copies: int) -> Row:
@@ -83,20 +98,26 @@ def _rms_norm_residual(tokens: int, copies: int) -> Row:
         total = x[i] + residual[i]
         return functional.rms_norm(total, (HIDDEN,), weight, EPSILON), total
 
-    return 8 * HIDDEN, lambda i: rms_norm(x[i], weight, EPSILON, contract, residual[i]), peer
+    def liger(i: int) -> Any:
+        function = _liger("fused_add_rms_norm").fused_add_rms_norm_forward
+        return function(x[i], residual[i], weight, EPSILON, 0.0, "gemma")
+
+    ours = lambda i: rms_norm(x[i], weight, EPSILON, contract, residual[i])  # noqa: E731
+    return 8 * HIDDEN, ours, {"torch": peer, "liger": liger}
 
 
 def _rms_norm_backward(tokens: int, copies: int) -> Row:
     x, weight, contract = [_random(tokens, HIDDEN) for _ in range(copies)], _random(HIDDEN), _contract("rms_norm")
     dy = [_random(tokens, HIDDEN) for _ in range(copies)]
-    return 6 * HIDDEN, lambda i: rms_norm_backward(dy[i], x[i], weight, EPSILON, contract), None
+    return 6 * HIDDEN, lambda i: rms_norm_backward(dy[i], x[i], weight, EPSILON, contract), {}
 
 
 def _qk_norm(tokens: int, copies: int) -> Row:
     x, weight = [_random(tokens, HEADS, HEAD_DIM) for _ in range(copies)], _random(HEAD_DIM)
     contract = _contract("qk_norm")
     ours = lambda i: qk_norm(x[i], weight, EPSILON, contract)  # noqa: E731
-    return 4 * HEADS * HEAD_DIM, ours, lambda i: functional.rms_norm(x[i], (HEAD_DIM,), weight, EPSILON)
+    peer = lambda i: functional.rms_norm(x[i], (HEAD_DIM,), weight, EPSILON)  # noqa: E731
+    return 4 * HEADS * HEAD_DIM, ours, {"torch": peer}
 
 
 def _rope(tokens: int, copies: int) -> Row:
@@ -108,7 +129,22 @@ def _rope(tokens: int, copies: int) -> Row:
         a, b = x[i].chunk(2, dim=-1)
         return x[i] * cos + torch.cat([-b, a], dim=-1) * sin
 
-    return 4 * HEADS * HEAD_DIM, lambda i: rope(x[i], positions, table, contract), peer
+    return 4 * HEADS * HEAD_DIM, lambda i: rope(x[i], positions, table, contract), {"torch": peer}
+
+
+def _rope_pair(tokens: int, copies: int) -> Row:
+    """Queries and keys: what Liger rotates, in place, in one launch."""
+    contract = _contract("rope")
+    heads = [[_random(tokens, count, HEAD_DIM) for count in (HEADS, KV_HEADS)] for _ in range(copies)]
+    table, positions = rope_table(4096, HEAD_DIM, 1e6, contract, "cuda"), torch.arange(tokens, device="cuda") % 4096
+    cos, sin = (torch.cat([part, part], 1)[positions][None].bfloat16() for part in table)
+
+    def liger(i: int) -> Any:
+        q, k = (part[None].transpose(1, 2) for part in heads[i])
+        return _liger("rope").rope_forward(q, k, cos, sin)
+
+    ours = lambda i: [rope(part, positions, table, contract) for part in heads[i]]  # noqa: E731
+    return 4 * (HEADS + KV_HEADS) * HEAD_DIM, ours, {"liger": liger}
 
 
 def _qk_norm_rope(tokens: int, copies: int) -> Row:
@@ -116,24 +152,29 @@ def _qk_norm_rope(tokens: int, copies: int) -> Row:
     norm, rotation = _contract("qk_norm"), _contract("rope")
     table, positions = rope_table(4096, HEAD_DIM, 1e6, rotation, "cuda"), torch.arange(tokens, device="cuda") % 4096
     ours = lambda i: qk_norm_rope(x[i], weight, positions, table, EPSILON, norm, rotation)  # noqa: E731
-    return 4 * HEADS * HEAD_DIM, ours, None
+    return 4 * HEADS * HEAD_DIM, ours, {}
 
 
 def _swiglu(tokens: int, copies: int) -> Row:
     x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
-    return 6 * FEATURES, lambda i: swiglu(x[i][0], x[i][1], contract), lambda i: functional.silu(x[i][0]) * x[i][1]
+    apart = [[half.contiguous() for half in halves] for halves in x]
+    peers = {
+        "torch": lambda i: functional.silu(x[i][0]) * x[i][1],
+        "liger": lambda i: _liger("swiglu").swiglu_forward(*apart[i]),
+    }
+    return 6 * FEATURES, lambda i: swiglu(x[i][0], x[i][1], contract), peers
 
 
 def _swiglu_backward(tokens: int, copies: int) -> Row:
     x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
     dy = [_random(tokens, FEATURES) for _ in range(copies)]
-    return 10 * FEATURES, lambda i: swiglu_backward(dy[i], x[i][0], x[i][1], contract), None
+    return 10 * FEATURES, lambda i: swiglu_backward(dy[i], x[i][0], x[i][1], contract), {}
 
 
 def _residual_add(tokens: int, copies: int) -> Row:
     x, y = ([_random(tokens, HIDDEN) for _ in range(copies)] for _ in range(2))
     contract = _contract("residual_add")
-    return 6 * HIDDEN, lambda i: residual_add(x[i], y[i], contract), lambda i: x[i] + y[i]
+    return 6 * HIDDEN, lambda i: residual_add(x[i], y[i], contract), {"torch": lambda i: x[i] + y[i]}
 
 
 def _kv_cache(tokens: int, copies: int) -> Row:
@@ -141,33 +182,34 @@ def _kv_cache(tokens: int, copies: int) -> Row:
     cache = [_random(tokens // 16 + 1, 16, KV_HEADS, HEAD_DIM) for _ in range(2)]
     slots, contract = torch.randperm(tokens, device="cuda"), _contract("kv_cache")
     ours = lambda i: write_cache(keys[i], others[i], slots, cache[0], cache[1], contract)  # noqa: E731
-    return 8 * KV_HEADS * HEAD_DIM, ours, None
+    return 8 * KV_HEADS * HEAD_DIM, ours, {}
 
 
-ROWS: dict[str, Callable[[int, int], Row]] = {
-    "rms_norm": _rms_norm,
-    "rms_norm+residual": _rms_norm_residual,
-    "rms_norm-backward": _rms_norm_backward,
-    "qk_norm": _qk_norm,
-    "rope": _rope,
-    "qk_norm+rope": _qk_norm_rope,
-    "swiglu": _swiglu,
-    "swiglu-backward": _swiglu_backward,
-    "residual_add": _residual_add,
-    "kv_cache": _kv_cache,
+#: Maker of an operator's contest, and its peers beside the copy.
+ROWS: dict[str, tuple[Callable[[int, int], Row], tuple[str, ...]]] = {
+    "rms_norm": (_rms_norm, ("torch", "liger")),
+    "rms_norm+residual": (_rms_norm_residual, ("torch", "liger")),
+    "rms_norm-backward": (_rms_norm_backward, ()),
+    "qk_norm": (_qk_norm, ("torch",)),
+    "rope": (_rope, ("torch",)),
+    "rope of q and k": (_rope_pair, ("liger",)),
+    "qk_norm+rope": (_qk_norm_rope, ()),
+    "swiglu": (_swiglu, ("torch", "liger")),
+    "swiglu-backward": (_swiglu_backward, ()),
+    "residual_add": (_residual_add, ("torch",)),
+    "kv_cache": (_kv_cache, ()),
 }
 
 
 def _row_contest(name: str, make: Callable[[int, int], Row], tokens: int, peer: str) -> Contest:
     copies = max(2, min(COPIES, ROTATION // (tokens * 6 * FEATURES)))
-    per_token, ours, theirs = make(tokens, copies)
+    per_token, ours, peers = make(tokens, copies)
     least = per_token * tokens
     source, sink = (
         [torch.empty(-(-least // 2), dtype=torch.uint8, device="cuda") for _ in range(copies)] for _ in "ab"
     )
-    other = (lambda i: sink[i].copy_(source[i])) if peer == "copy" or theirs is None else theirs
-    said = "copy of the same bytes" if peer == "copy" or theirs is None else "PyTorch eager"
-    return Contest(name, said, {"peer": other, "ours": ours}, copies, 0.0, float(least), {"tokens": tokens})
+    peers["copy"] = lambda i: sink[i].copy_(source[i])
+    return Contest(name, PEERS[peer], {"peer": peers[peer], "ours": ours}, copies, 0.0, float(least), {"tokens": tokens})
 
 
 def _prefill_contest(name: str, unit: str, sequences: int, length: int, backend: SDPBackend) -> Contest:
