@@ -209,7 +209,8 @@ def _row_contest(name: str, make: Callable[[int, int], Row], tokens: int, peer: 
         [torch.empty(-(-least // 2), dtype=torch.uint8, device="cuda") for _ in range(copies)] for _ in "ab"
     )
     peers["copy"] = lambda i: sink[i].copy_(source[i])
-    return Contest(name, PEERS[peer], {"peer": peers[peer], "ours": ours}, copies, 0.0, float(least), {"tokens": tokens})
+    functions = {"peer": peers[peer], "ours": ours}
+    return Contest(name, PEERS[peer], functions, copies, 0.0, float(least), {"tokens": tokens})
 
 
 def _prefill_contest(name: str, unit: str, sequences: int, length: int, backend: SDPBackend) -> Contest:
