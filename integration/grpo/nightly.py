@@ -13,8 +13,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,20 +151,17 @@ def nightly(
     folder.mkdir(parents=True, exist_ok=True)
     checks: list[Check] = []
     seconds: dict[str, float] = {}
-
-    def timed(name: str, function: Callable[[], Any]) -> Any:
-        start = time.monotonic()
-        result = function()
-        seconds[name] = round(time.monotonic() - start, 1)
-        return result
-
     for mode in MODES:
-        records = timed(mode, partial(run_arm, mode, steps, folder))
+        records = run_arm(mode, steps, folder)
         checks.append((check_strict if mode == "strict" else check_native)(records, steps))
         checks.append(check_reward(records, mode))
         checks.append(check_evidence(json.loads((folder / mode / "evidence.json").read_text()), mode))
-    checks.append(timed("trained", check_trained))
-    timed("report", lambda: publish(folder, results, checks, seconds))
+        # Of the steps, so that it is the same after an interruption.
+        seconds[mode] = round(sum(r["seconds"]["total"] for r in records), 1)
+    start = time.monotonic()
+    checks.append(check_trained())
+    seconds[TRAINED] = round(time.monotonic() - start, 1)
+    publish(folder, results, checks, seconds)
     for name, passed, found in checks:
         _console.print(
             f"[{'green' if passed else 'red'}]{'ok  ' if passed else 'FAIL'}[/] {name}: {found}", soft_wrap=True

@@ -10,17 +10,13 @@ from typing import Any, TypeVar
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.vllm import Adapter
 from diffcheck.errors import EngineError
-from integration.grpo.actors import main
+from integration.grpo.actors import main, quiet
 from integration.grpo.config import GrpoConfig
 from integration.grpo.weights import read_weights
 from integration.vllm import following
 from integration.vllm.sync import WeightSync, WeightSyncError
 
 T = TypeVar("T")
-
-
-def _quiet(_what: str, _done: int, _total: int) -> None:
-    return None
 
 
 class Rollout:
@@ -53,7 +49,7 @@ class Rollout:
                     "max_num_batched_tokens": max(2048, config.max_sequences * length),
                 },
             ),
-            _quiet,
+            quiet,
         )
         self._sync = WeightSync(self._adapter.llm, self._adapter.config)
         self._rpc(following.follow)
@@ -101,7 +97,7 @@ class Rollout:
 
     def capture(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a capture plan with the weights that are live."""
-        return self._adapter.capture(CapturePlan.from_json(plan), _quiet).to_json()
+        return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all rollouts of this engine so far."""

@@ -13,7 +13,7 @@ from diffcheck.capture.megatron_weights import parameters
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.errors import EngineError, InputError
 from diffcheck.record import weight_digest
-from integration.grpo.actors import main
+from integration.grpo.actors import main, quiet
 from integration.grpo.config import GrpoConfig
 from integration.grpo.objective import objective
 from integration.grpo.optimizer import MasterOptimizer
@@ -21,10 +21,6 @@ from integration.grpo.scoring import Shaping, TokenSequence, batches, response_l
 from integration.grpo.weights import joint_digest, write_weights
 
 Tensor = Any
-
-
-def _quiet(_what: str, _done: int, _total: int) -> None:
-    return None
 
 
 class Trainer:
@@ -51,7 +47,7 @@ class Trainer:
                 max_length=int(options["max_length"]),
                 extra={"micro_batch": config.micro_batch, "threads": config.threads},
             ),
-            _quiet,
+            quiet,
         )
         self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
         self._live = dict(self._adapter.model.named_parameters())
@@ -185,7 +181,7 @@ class Trainer:
     def capture(self, plan: dict[str, Any], version: int) -> dict[str, Any]:
         """Run a capture plan with a kept version."""
         with self._as(version):
-            return self._adapter.capture(CapturePlan.from_json(plan), _quiet).to_json()
+            return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all forwards of this trainer so far."""

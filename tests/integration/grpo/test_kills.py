@@ -29,9 +29,9 @@ pytest.importorskip("megatron.core")
 pytestmark = [pytest.mark.engines, pytest.mark.exhaustive, pytest.mark.timeout(3000)]
 
 VARIANTS = {
-    "one rank": ("", 24, ("trainer", "rollout", "driver", "rollout", "driver", "trainer") * 2),
-    "one step off": ("staleness = 1\n", 10, ("trainer", "rollout", "driver", "driver")),
-    "two ranks": ("tp = 2\n", 8, ("trainer", "rollout", "driver")),
+    "one-rank": ("", 24, ("trainer", "rollout", "driver", "rollout", "driver", "trainer") * 2),
+    "one-step-off": ("staleness = 1\n", 10, ("trainer", "rollout", "driver", "driver")),
+    "two-ranks": ("tp = 2\n", 8, ("trainer", "rollout", "driver")),
 }
 
 
