@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from diffcheck.errors import EngineDiedError, EngineError, InputError
 from integration.grpo.config import GrpoConfig
+from integration.grpo.engines import open_process
+from integration.grpo.loop import Run
 from integration.grpo.ray_engines import Replicas, open_ray, share, together
 from tests.integration.grpo import grpo_cases
 
@@ -148,3 +153,27 @@ def test_a_run_in_ray_actors_has_the_bits_of_one_in_child_processes(more: str, t
     assert evidence["rollout"]["replicas"] == 2 and evidence["fallbacks"] == 0
     assert {found["verdict"] for found in evidence["preflight"]} == {"equal"}
     assert not list((spread / "preflight").glob("*/*"))
+
+
+@pytest.mark.engines
+@pytest.mark.exhaustive
+def test_a_killed_replica_and_a_killed_trainer_leave_the_bits_as_they_were(cluster: None, tmp_path: Path) -> None:
+    """Rollout replica 1 is killed after step 1, the trainer after step 2; the run goes on by itself."""
+    settings = {"prompts_per_step": 4, "group_size": 4, "max_tokens": 6, "checkpoint_stride": 1, "preflight_stride": 0}
+    config = GrpoConfig(steps=3, ray=True, replicas=2, **settings)
+    actors: dict[str, Any] = {}
+    left = [(1, "rollout"), (2, "trainer")]
+
+    def opened(role: Any, *arguments: Any) -> Any:
+        actors[role] = open_ray(role, *arguments)
+        return actors[role]
+
+    def kill(record: dict[str, Any]) -> None:
+        if left and record["step"] == left[0][0]:
+            os.kill(actors[left.pop(0)[1]].pids[-1], signal.SIGKILL)
+
+    told: list[str] = []
+    Run(config, tmp_path / "killed", opened, announce=told.append, finished=kill).run()
+    assert not left and sum("restart" in line for line in told) == 2, told
+    Run(replace(config, ray=False, replicas=1), tmp_path / "whole", open_process).run()
+    assert grpo_cases.records(tmp_path / "killed") == grpo_cases.records(tmp_path / "whole")
