@@ -171,10 +171,11 @@ def _contracts(contracts: Mapping[str, Any]) -> dict[str, Any]:
     if not sides:
         return {"why": [], "answers": [], "contract_rows": [], "operator": ""}
     left, right = sides
+    differs = {d["field"]: d for d in contracts["differs_in"]}
     return {
         "why": [d["sentence"] for d in contracts["differs_in"]] or why(left, right, []),
         "answers": [[line.plain.strip() for line in side_lines(side)] for side in sides],
-        "contract_rows": list(_fields(left, right, {d["field"]: d for d in contracts["differs_in"]})),
+        "contract_rows": list(_fields(left, right, differs)) if left["contract"] or right["contract"] else [],
         "operator": left["operator"],
     }
 

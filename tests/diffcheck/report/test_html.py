@@ -15,13 +15,14 @@ from diffcheck.ablate.result import Ablation, Origin, Pair, Removed, Trial, Unit
 from diffcheck.cli import main
 from diffcheck.errors import ExitCode
 from diffcheck.faults.laboratory import Laboratory
-from diffcheck.infer import explain
+from diffcheck.infer import Inference, explain
 from diffcheck.localize import localize
 from diffcheck.overrides import parse_override
 from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
 from diffcheck.trace.reader import Trace
 from diffcheck.verdict import LogprobStats, Verdict
+from reference.contract import profile
 from tests.diffcheck.report.browser import PHONE, needs_browser, scroll_width
 from tests.diffcheck.synthetic import Values, flip, header, pair, values, without, write
 
@@ -150,6 +151,35 @@ def test_the_two_contracts_stand_side_by_side(explained: tuple[Verdict, Trace, T
     told = words(page)
     assert differs["sentence"] in told
     assert f"≠ rounding.silu {differs['left']} {differs['right']}" in told and told.count("≠ rounding") == 1
+
+
+def test_an_inference_without_an_answer_says_why(tmp_path: Path) -> None:
+    left, right = pair(tmp_path, flip("norm", 2), "digest")
+    reason = "the trace holds only digests of norm; capture with --level sampled or full"
+    answers = [
+        Inference("norm", "rms_norm", engine, "inconclusive", reason).to_json() for engine in ("vllm", "megatron")
+    ]
+
+    def told_so(verdict: Verdict) -> None:
+        verdict.contracts = {"left": answers[:1], "right": answers[1:], "differs_in": []}
+
+    told = words(page_of(tmp_path, left, right, told_so))
+    assert "Inconclusive: vllm and megatron could not be explained" in told and f"megatron: {reason}" in told
+    assert "Contract of" not in told
+
+
+def test_the_nearest_contract_is_called_nearest(tmp_path: Path) -> None:
+    left, right = pair(tmp_path, flip("norm", 2))
+    nearest = profile("vllm-0.32-cpu").contract("rms_norm", "bfloat16")
+    miss = Inference("norm", "rms_norm", "vllm", "no_match", "no contract gives these bits", nearest=nearest)
+    miss.elements, miss.matching, miss.max_ulp = 100, 90, 3
+
+    def told_so(verdict: Verdict) -> None:
+        verdict.contracts = {"left": [miss.to_json()], "right": [miss.to_json()], "differs_in": []}
+
+    told = words(page_of(tmp_path, left, right, told_so))
+    assert "the nearest contract is no match: 90 of 100 elements (90 %), worst 3 ulp" in told
+    assert "order.sum cascade-8x4 (nearest) cascade-8x4 (nearest)" in told and "≠" not in told
 
 
 def ablation() -> Ablation:
