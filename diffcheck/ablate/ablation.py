@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from diffcheck.ablate.composite import Bench, align
+from diffcheck.ablate.composite import Bench, align, left_out_at
 from diffcheck.ablate.contracts import explained, known, parted
 from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit
 from diffcheck.ablate.sides import Side, VoidError, unalignable
@@ -172,7 +172,12 @@ class _Experiment:
 
     def _left_out(self, unit: Unit) -> Trial:
         others = [name for name in self._members if name != unit.name]
-        return self._align(others, f"all but {unit.name}")
+        trial = self._align(others, f"all but {unit.name}")
+        if trial.evidence == "unproven" and self._bench.donor.live and len(unit.boundaries) > 1:
+            # Too deep to be settled whole. That one place of it is needed shows that the unit is.
+            self._tick(f"all but {unit.boundaries[0]}")
+            trial = left_out_at(self._bench, self._members, unit.boundaries[0])
+        return trial
 
     def _minimise(self) -> None:
         """Drop what is not needed, then see that every member that is left is.

@@ -85,14 +85,28 @@ def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[st
     return Trial(list(aligned), stats, Removed.of(bench.baseline, stats), evidence, changed.name, runs, note)
 
 
+def left_out_at(bench: Bench, units: Mapping[str, Sequence[str]], boundary: str) -> Trial:
+    """The donor's forward with the host's operator at one boundary: all units aligned, but for this place of one.
+
+    Its inputs are the donor's own, so two turns settle it at any depth.
+
+    Raises:
+        VoidError: a substitution did not take place.
+    """
+    before = bench.host.runs + bench.donor.runs
+    stats, evidence, note = compose(bench, bench.donor, bench.host, [boundary])
+    runs = bench.host.runs + bench.donor.runs - before
+    aligned = [name for name, members in units.items() if boundary not in members]
+    note = "; ".join(filter(None, (f"left out at {boundary} only", note)))
+    return Trial(aligned, stats, Removed.of(bench.baseline, stats), evidence, bench.donor.name, runs, note)
+
+
 def _ordered(bench: Bench, names: Sequence[str]) -> list[str]:
     chosen = set(names)
     return [node.name for node in bench.nodes if node.name in chosen]
 
 
-def compose(
-    bench: Bench, changed: Side, other: Side, foreign: Sequence[str], turns: int = TURNS
-) -> tuple[LogprobStats, Evidence, str]:
+def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) -> tuple[LogprobStats, Evidence, str]:
     """Logprobs of ``changed``'s forward with ``other``'s operators at ``foreign`` (in dataflow order), against the
     donor's; how that is known; and a note for the reader.
 
@@ -102,7 +116,7 @@ def compose(
     contracts = bench.known(other, foreign)
     values, wrong, elsewhere = other.trace, list(foreign), list[str]()
     judged: Run | None = None
-    for _ in range(turns):
+    for _ in range(TURNS):
         recomputed = [Recompute(name, c, other.trace.folder, bench.model) for name, c in contracts.items()]
         run = changed.spliced(values, [name for name in foreign if name not in contracts], recomputed)
         stats = bench.against_donor(run.trace)
@@ -125,7 +139,7 @@ def compose(
     if judged is not None:
         judged.discard()
     if wrong:
-        settled = f"{wrong[0]} was not settled after {turns} turns of the two engines"
+        settled = f"{wrong[0]} was not settled after {TURNS} turns of the two engines"
         return stats, "unproven", f"{settled} ({len(wrong)} boundaries in all)"
     if elsewhere:
         return stats, "engine", f"on these inputs the sides also differ at {', '.join(elsewhere[:3])}"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from diffcheck.ablate import Ablation, Side
+from diffcheck.ablate import Ablation, Side, ablation, composite, units
 from diffcheck.ablate import walk as walking
-from diffcheck.ablate.units import FEW
+from diffcheck.ablate.contracts import Known
 from diffcheck.ablate.walk import steps_planned
 from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
+from diffcheck.errors import ExitCode
+from diffcheck.samples import save_samples
 from tests.diffcheck.ablate.bench import Bench
+from tests.diffcheck.test_cli import rlk
 
 #: Override -> boundaries of the one-layer model at which it alone parts the sides, on equal inputs.
 FAULTS = {
@@ -155,6 +160,25 @@ def test_what_was_not_observed_is_no_one_to_blame(bench: Bench) -> None:
     assert f"one of the {len(unit.interval)} from" in answer.summary
 
 
+def test_a_unit_too_deep_for_the_turns_is_shown_to_be_needed_in_one_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without contracts each layer takes a turn. What was not settled is not believed."""
+    monkeypatch.setattr(ablation, "known", lambda side, *_: Known(side.name))
+    monkeypatch.setattr(composite, "TURNS", 2)
+    monkeypatch.setattr(units, "FEW", 0)
+    bench = Bench(tmp_path, ((3, 2),), num_hidden_layers=4)
+    kinds = ("layers.*.input_layernorm: rounding.normalised=bfloat16", "layers.*.mlp.act: rounding.silu=bfloat16")
+    answer = bench.ablate(bench.side("train", *kinds), bench.side("rollout"))
+    norm, act = answer.units
+    for unit in (norm, act):
+        assert unit.alone is not None and unit.left_out is not None
+        assert unit.alone.evidence == "unproven" and "not settled" in unit.alone.note
+        assert unit.left_out.evidence == "engine" and "only" in unit.left_out.note
+        assert unit.left_out.logprobs.mismatch_count > 0
+    assert answer.status == "explained" and answer.minimal_verified
+
+
 def trace_only(side: Side) -> Side:
     return replace(side, engine=None, plan=None)
 
@@ -264,7 +288,7 @@ def check_bracket(answer: Ablation) -> None:
 def test_bisection_agrees_with_walking_every_step(bench: Bench, honest: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = bench.side("train", *FAULTS)
     every = bench.ablate(faulty, honest)
-    assert all(o.after is not None for o in every.origins) and len(every.origins) > FEW
+    assert all(o.after is not None for o in every.origins) and len(every.origins) > units.FEW
     monkeypatch.setattr(walking, "STEPS", 2)
     halved = bench.ablate(faulty, honest)
     assert halved.bracket == every.bracket and sum(o.after is None for o in halved.origins) > 0
@@ -272,3 +296,23 @@ def test_bisection_agrees_with_walking_every_step(bench: Bench, honest: Side, mo
         assert b.after is None or a.after == b.after
     shares = [o.explained for o in every.origins if o.explained is not None]
     assert np.isclose(sum(shares), 1.0)
+
+
+def test_the_command_says_it_in_words_and_in_json(bench: Bench, tmp_path: Path) -> None:
+    samples, out = tmp_path / "s.jsonl", tmp_path / "v.json"
+    save_samples(samples, bench.samples)
+    faults = list(FAULTS)[:2]
+    overrides = [word for fault in faults for word in ("--override", fault)]
+    sides = ("--rollout", "reference", "--train", "reference", "--model", str(bench.model), "--samples", str(samples))
+    done = rlk("localize", *sides, *overrides, "--ablate", "--json", str(out))
+    assert done.returncode == ExitCode.DIVERGED, done.stderr
+    assert "plan: 3 origins in 3 units" in " ".join(done.stderr.split())
+    verdict = json.loads(out.read_text())
+    (answer,) = verdict["ablation"]
+    assert sorted(answer["minimal"]) == sorted(b for fault in faults for b in FAULTS[fault])
+    assert answer["together"]["removed"] == {"count": 1.0, "max": 1.0, "mean": 1.0}
+    assert answer["together"]["logprobs"]["compared"] == verdict["logprobs"]["compared"] == 7
+    assert {d["field"] for u in answer["units"] for d in u["differs_in"]} == {"rounding.normalised"}
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert "3 operators of reference in reference's forward make all 7 logprobs equal" in words
+    assert "The set is minimal" in words and "Walking on" in words
