@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from diffcheck.errors import EngineError, InputError, RlkError
+from diffcheck.errors import EngineError, ExitCode, InputError, RlkError
 from integration.grpo.buffer import Buffer
 from integration.grpo.config import GrpoConfig
 from integration.grpo.loop import Run
+from integration.grpo.report.command import write
 from tests.integration.grpo.conftest import SharedEngines
 from tests.integration.grpo.grpo_cases import command, finish, is_gone, kill, processes_of, records, start, wait_for
 
@@ -132,7 +135,7 @@ def test_evidence_says_what_ran(strict: Path, native: Path) -> None:
     ("fault", "named"),
     [
         ("NaN", "sample s000001-p01-g1: the logprob of response token 2 is nan"),
-        ("too few", "sample s000001-p01-g1: 5 logprobs for 6 tokens"),
+        pytest.param("too few", "sample s000001-p01-g1: 5 logprobs for 6 tokens", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_spoilt_rollout_is_refused_and_the_run_goes_on_without_a_trace_of_it(
@@ -148,6 +151,7 @@ def test_a_spoilt_rollout_is_refused_and_the_run_goes_on_without_a_trace_of_it(
     assert records(tmp_path / "run") == records(strict)[:1]
 
 
+@pytest.mark.exhaustive
 def test_a_torn_weight_file_stops_the_run_before_a_rollout(
     engines: SharedEngines, strict: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +193,7 @@ def test_restarts_are_bounded(engines: SharedEngines, strict: Path, tmp_path: Pa
     assert "--resume" in caught.value.remedy and records(tmp_path / "run") == records(strict)[:1]
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(engines: SharedEngines, strict: Path, tmp_path: Path) -> None:
     out, told = tmp_path / "run", list[str]()
     two = GrpoConfig(**{**CONFIG.to_json(), "steps": 2})
@@ -234,6 +239,19 @@ def test_outputs_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         Run(CONFIG, tmp_path / "file", lambda *_: None)  # type: ignore[arg-type,return-value]
+
+
+def test_the_report_tells_both_arms_and_the_operators_that_ran(strict: Path, native: Path, tmp_path: Path) -> None:
+    page, told = tmp_path / "report.html", StringIO()
+    assert write(strict, native, page, False, Console(file=told, width=120)) is ExitCode.EQUAL
+    compared = sum(record["compared"] for record in records(strict))
+    assert f"0 of {compared} logprobs differ in {STEPS} steps" in told.getvalue()
+    evidence = json.loads((strict / "evidence.json").read_text())
+    text = page.read_text()
+    for side in ("rollout", "train"):
+        for entry in evidence[side]["operators"].values():
+            assert entry["contract_id"][:16] in text and f"{entry['calls']:,}" in text
+    assert "Figure 4" in text and "native arm" in text
 
 
 @pytest.mark.exhaustive
