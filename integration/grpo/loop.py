@@ -286,7 +286,7 @@ class Run:
         """The samples of ``step`` with their responses."""
         with self._timed("rollout"):
             records = self._rollout.result()["records"]
-            self._buffer.generated(_checked(record) for record in records)
+            self._buffer.generated(checked_answer(record) for record in records)
             return self._buffer.samples(step)
 
     def _preflight(self, step: int, version: int) -> None:
@@ -350,21 +350,21 @@ class Run:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
-def _checked(record: dict[str, Any]) -> Generated:
+def checked_answer(answer: dict[str, Any]) -> Generated:
     """A rollout's answer, if it can be trained on.
 
     Raises:
         EngineError: no token, another number of logprobs than tokens, or one that is no finite number.
     """
-    tokens, logprobs = record["tokens"], record["logprobs"]
+    tokens, logprobs = answer["tokens"], answer["logprobs"]
     remedy = "nothing was trained on it: resume the run, or look for the fault with rlk-diff localize"
     if not tokens or len(logprobs) != len(tokens):
-        raise EngineError(f"sample {record['id']}: {len(logprobs)} logprobs for {len(tokens)} tokens", remedy)
+        raise EngineError(f"sample {answer['id']}: {len(logprobs)} logprobs for {len(tokens)} tokens", remedy)
     for position, value in enumerate(logprobs):
         if not math.isfinite(value):
-            raise EngineError(f"sample {record['id']}: the logprob of response token {position} is {value}", remedy)
+            raise EngineError(f"sample {answer['id']}: the logprob of response token {position} is {value}", remedy)
     values = np.asarray(logprobs, np.float32)
-    return Generated(record["id"], tokens, values, record["finish_reason"], record["version"])
+    return Generated(answer["id"], tokens, values, answer["finish_reason"], answer["version"])
 
 
 def _response(sample: Sample) -> list[int]:
