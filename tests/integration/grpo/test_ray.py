@@ -65,6 +65,7 @@ def test_two_ranks_form_a_group_and_rank_0_answers(make: Make, tmp_path: Path) -
     assert (tmp_path / "trainer.log").read_text().count("a line for the log") == 2
 
 
+@pytest.mark.exhaustive
 def test_errors_of_any_rank_are_told_and_deaths_are_deaths(make: Make) -> None:
     actor = make(tp=2)
     actor.wait_ready()
