@@ -47,6 +47,11 @@ REAL_CONTROLS: dict[str, RealFault] = {
             equal("vllm", setup=Setup(alone=True, right={"block_size": 32})),
         ),
         control(
+            "cache-poisoned-strict",
+            "NaN in unused slots of the KV cache: the strict path reads no such slot",
+            equal("vllm", changes=(Change("vllm.poisoned_cache"),)),
+        ),
+        control(
             "chunked-prefill",
             "prompts prefilled 24 tokens at a time",
             equal("vllm", setup=Setup(alone=True, right={"max_num_batched_tokens": 24}), happened="prefill_chunks"),

@@ -183,6 +183,12 @@ NUMERICS = (
             Run("vllm", "logprobs", changes=(Change("vllm.padded_vocabulary"),), setup=NATIVE),
         ),
     ),
+    RealFault(
+        "cache-poisoned",
+        "seen here after fused-update-torn",
+        "slots of the KV cache that no request uses hold NaN, and attention multiplies them by zero",
+        (Run("vllm", _ATTENTION, changes=(Change("vllm.poisoned_cache"),), setup=NATIVE),),
+    ),
     known(
         "kv-scale-applied-twice",
         Run("vllm", "layers.0.self_attn.v_cache", changes=(Change("vllm.scaled_values", {"factor": 2.0}),)),

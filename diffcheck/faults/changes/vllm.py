@@ -169,6 +169,22 @@ def scaled_values(live: Live, factor: float) -> Iterator[None]:
 
 
 @contextmanager
+def poisoned_cache(live: Live) -> Iterator[None]:
+    """Slots of the KV cache that no request uses hold NaN, as after a step that overflowed. vLLM clears no slot."""
+    fill_cache(live, float("nan"))
+    try:
+        yield
+    finally:
+        fill_cache(live, 0.0)
+
+
+def fill_cache(live: Live, value: float) -> None:
+    """Put ``value`` into every slot of every layer."""
+    for layer in live.model.model.layers:
+        layer.self_attn.attn.kv_cache.fill_(value)
+
+
+@contextmanager
 def padded_vocabulary(live: Live) -> Iterator[None]:
     """Columns past the real vocabulary take part in the softmax."""
     processor = live.model.logits_processor

@@ -13,6 +13,7 @@ from typing import Any
 
 from diffcheck.capture.live import Taps, flip_bits
 from diffcheck.faults.changes.live import Live
+from diffcheck.faults.changes.vllm import fill_cache
 
 Tensor = Any
 #: What one step of training does to a weight here: large enough that bfloat16 keeps it.
@@ -47,6 +48,8 @@ def torn(live: Live, name: str) -> Iterator[None]:
         yield
     finally:
         live.load([(name, live.checkpoint[name])])
+        # What the undefined weights made may be NaN, and would be read by later requests.
+        fill_cache(live, 0.0)
 
 
 @contextmanager
