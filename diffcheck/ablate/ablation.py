@@ -149,14 +149,14 @@ class _Experiment:
         left, right = (bench.donor, bench.host) if bench.donor.role == "rollout" else (bench.host, bench.donor)
         for unit in self._answer.units:
             self._tick(f"contracts of {unit.name}")
-            mine, other = (known(side, unit.boundaries, bench.model) for side in (left, right))
+            mine, other = (known(side, unit.boundaries, bench.names, bench.model) for side in (left, right))
             unit.differs_in = parted(mine, other, unit.boundaries[-1])
             if self._infer and not unit.differs_in:
                 unit.differs_in, unit.unexplained, answers = explained(
                     left, right, unit.boundaries[-1], bench.model, INFERENCE, self._progress
                 )
-                mine = known(left, unit.boundaries, bench.model, answers[0])
-                other = known(right, unit.boundaries, bench.model, answers[1])
+                mine = known(left, unit.boundaries, bench.names, bench.model, answers[0])
+                other = known(right, unit.boundaries, bench.names, bench.model, answers[1])
             for side, operator in ((left, mine), (right, other)):
                 if side is bench.donor:
                     unit.donor_contract = operator.source

@@ -10,7 +10,7 @@ from typing import Any
 from diffcheck.ablate.sides import Side
 from diffcheck.errors import InputError
 from diffcheck.infer import Inference, differences, infer
-from diffcheck.infer.sites import Site, UnknowableError, site
+from diffcheck.infer.sites import Site, UnknowableError, operator_inputs, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize import Progress
@@ -39,14 +39,20 @@ class Known:
         return all(_gives(contract, question) for question in reversed(self.sites))
 
 
-def known(side: Side, boundaries: Sequence[str], model: Path, answer: Inference | None = None) -> Known:
+def known(
+    side: Side, boundaries: Sequence[str], shared: Sequence[str], model: Path, answer: Inference | None = None
+) -> Known:
     """Look for a contract of ``side``'s operator at all ``boundaries``: the profiles' first, then the inferred ones.
 
     Args:
+        shared: boundaries that the other side has too. An operator that reads others, such as one rank's partial sums,
+            cannot be recomputed in it.
         model: folder of the model's weights.
         answer: what inference found at one of the boundaries, if it ran.
     """
     nothing = Known(side.name)
+    if any(not set(operator_inputs(side.trace, name).values()) <= {*shared} for name in boundaries):
+        return nothing
     try:
         weights = TracedWeights(model, side.trace.header.object.weights, side.trace.header.dtype)
         calls = Known(side.name, [site(side.trace, name, weights) for name in boundaries])

@@ -27,6 +27,9 @@ def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
         parts += list(_notes(ablation))
     if any(o["after"] for o in ablation["origins"]):
         parts += [Text(""), _walk(ablation)]
+        if any(o["after"] is None for o in ablation["origins"]):
+            first, last = ablation["bracket"] or ("?", "?")
+            parts.append(Text(f"By bisection: the logprobs depend on origins from {first} to {last}."))
     parts += [Text(line, style="dim") for line in _cost(ablation)]
     title = f"[bold {style}]Ablation: {ablation['donor']}'s operators in {ablation['host']}'s forward"
     console.print(Panel(Group(*parts), title=title, title_align="left", border_style=style))
@@ -39,13 +42,13 @@ def _units(ablation: Mapping[str, Any]) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for unit in ablation["units"]:
-        needed = unit["in_minimal"]
-        name = Text(_short(unit), style="bold" if needed else "dim")
+        name = Text(_short(unit), style="bold" if unit["in_minimal"] else "dim")
         alone, left_out = unit["alone"], unit["left_out"]
-        leaves = 1 - left_out["removed"]["mean"] if left_out else None
-        table.add_row(
-            name, _removed(alone), "" if leaves is None else _percent(leaves) + _mark(left_out), _bar(leaves or 0.0)
-        )
+        if not _proven(left_out):
+            table.add_row(name, _removed(alone), "unproven" if left_out else "", "")
+            continue
+        leaves = 1 - left_out["removed"]["mean"]
+        table.add_row(name, _removed(alone), _percent(leaves), _bar(leaves))
     return table
 
 
@@ -67,12 +70,15 @@ def _causes(ablation: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"{', '.join(units)}: {why}", style="yellow")
 
 
+def _proven(trial: Mapping[str, Any] | None) -> bool:
+    return trial is not None and trial["evidence"] != "unproven"
+
+
 def _removed(trial: Mapping[str, Any] | None) -> str:
-    return "" if trial is None else _percent(trial["removed"]["mean"]) + _mark(trial)
-
-
-def _mark(trial: Mapping[str, Any]) -> str:
-    return "?" if trial["evidence"] == "unproven" else ""
+    """What was not proven has no number: it could be any."""
+    if trial is None:
+        return ""
+    return _percent(trial["removed"]["mean"]) if _proven(trial) else "unproven"
 
 
 def _short(unit: Mapping[str, Any]) -> str:
@@ -96,10 +102,11 @@ def _bar(share: float) -> Text:
 
 def _notes(ablation: Mapping[str, Any]) -> Iterator[Text]:
     units = ablation["units"]
-    if ablation["minimal"] and len(units) > 1:
-        alone = sum(u["alone"]["removed"]["mean"] for u in units if u["alone"] and u["in_minimal"])
+    members = [u for u in units if u["in_minimal"]]
+    if len(members) > 1 and all(_proven(u["alone"]) for u in members):
+        alone = sum(u["alone"]["removed"]["mean"] for u in members)
         yield Text(f"One by one they remove {_percent(alone)} in sum; together, 100 %.")
-    for pair in ablation["pairs"]:
+    for pair in filter(lambda pair: _proven(pair["trial"]), ablation["pairs"]):
         a, b = (_percent(x) for x in pair["alone"])
         names = " and ".join(_short(unit) for unit in units if unit["name"] in pair["units"])
         yield Text(f"  {names}: alone {a} and {b}, both {_removed(pair['trial'])}", style="dim")
@@ -133,7 +140,7 @@ def _walk(ablation: Mapping[str, Any]) -> RenderableType:
             skipped += 1
             continue
         if skipped:
-            table.add_row(Text(f"… {skipped} origins", style="dim"), "", "", "")
+            table.add_row(Text(f"… {_origins(skipped)}", style="dim"), "", "", "")
             skipped = 0
         name = Text(" → ".join(origin["interval"]))
         if origin["confirmed"] is False:
@@ -141,8 +148,12 @@ def _walk(ablation: Mapping[str, Any]) -> RenderableType:
         mean = after["mean_abs_diff"]
         table.add_row(name, f"{after['mismatch_count']:,}", f"{mean:.3g}", _bar(mean / before if before else 0.0))
     if skipped:
-        table.add_row(Text(f"… {skipped} origins, on which no logprob depends", style="dim"), "", "", "")
+        table.add_row(Text(f"… {_origins(skipped)}, on which no logprob depends", style="dim"), "", "", "")
     return table
+
+
+def _origins(count: int) -> str:
+    return "1 origin" if count == 1 else f"{count} origins"
 
 
 def _cost(ablation: Mapping[str, Any]) -> Iterator[str]:

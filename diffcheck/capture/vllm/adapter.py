@@ -81,6 +81,8 @@ class Adapter:
             # The prefix cache must not carry over from the last capture: bits do not depend on the run before.
             self._llm.llm_engine.reset_prefix_cache()
             outputs = self._run(plan, requests, progress)
+            # After a fault in a hook the engine went on untouched, so its answers are not to be judged.
+            self._rpc("rlk_check")
             samples = [_finished(plan, sample, out) for sample, out in zip(plan.samples, outputs, strict=True)]
             seconds["forward"] = round(time.monotonic() - start, 3)
             versions = package_versions("torch") | {"vllm": self.version, "python": platform.python_version()}

@@ -62,15 +62,21 @@ class Capture:
 
         return execute_model
 
+    def check(self) -> dict[str, Any]:
+        """Raises:
+        RlkError: what went wrong in a hook, if anything did.
+        """
+        if self._live.failure is not None:
+            raise self._live.failure
+        return {}
+
     def finish(self, samples: list[Sample], versions: dict[str, str]) -> dict[str, Any]:
         """Write the trace (rank 0) and say what was seen.
 
         Raises:
-            EngineError: a hook failed, or the logprobs that the engine returned are not the observed ones.
+            EngineError: the logprobs that the engine returned are not the observed ones.
         """
         live = self._live
-        if live.failure is not None:
-            raise live.failure
         strict = {}
         if self._strict is not None:
             strict = {"strict": self._strict.evidence(live.config.num_hidden_layers, live.schedule.facts.steps)}
@@ -176,6 +182,15 @@ class WorkerExtension:
             return {}
 
         return _answer(begin)
+
+    def rlk_check(self) -> dict[str, Any]:
+        """Whether every hook did its work."""
+
+        def check() -> dict[str, Any]:
+            assert self._rlk_capture is not None
+            return self._rlk_capture.check()
+
+        return _answer(check)
 
     def rlk_finish(self, samples: str, versions: dict[str, str]) -> dict[str, Any]:
         """Write the trace of the finished ``samples`` (a JSON text)."""
