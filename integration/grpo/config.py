@@ -102,6 +102,11 @@ class GrpoConfig:
             raise InputError(
                 "top_k and top_p need mode strict: Megatron's own cross-entropy knows neither", "leave them out"
             )
+        if self.kl_coef and (self.top_k or self.top_p < 1):
+            raise InputError(
+                "kl_coef with top_k or top_p: the KL is infinite where the two policies keep different tokens",
+                "set kl_coef = 0, or keep all tokens",
+            )
 
     @property
     def profile(self) -> str | None:
