@@ -45,8 +45,8 @@ def fetch_block(
     base, boxes, head, table, start, length,
     D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
-    """As `load_block`; BULK: a whole block of packed tokens by one bulk copy from the descriptor ``boxes``."""
-    if BULK and not MASKED:
+    """As `load_block`; BULK: by a bulk copy from the descriptor ``boxes``, the next sequence's tokens for zeros."""
+    if BULK:
         return boxes.load([table + start, head * D])
     else:
         return load_block(base, table, start, length, D, STRIDE, PAGE, MASKED)
@@ -175,10 +175,15 @@ def visit(
             v = v.to(tl.float32)
         if MASKED:
             finite = tl.abs(v.to(tl.float32)) < INFINITY
-            weighed = tl.dot(p, tl.where(finite, v, 0.0).to(v.dtype), weighed, input_precision="ieee")
+            if not BULK:
+                weighed = tl.dot(p, tl.where(finite, v, 0.0).to(v.dtype), weighed, input_precision="ieee")
+            # in a product, 0 * Inf would reach the rows that do not see the Inf
             if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-                # in a product, 0 * Inf would reach the rows that do not see the Inf
+                if BULK:
+                    weighed = tl.dot(p, tl.where(finite, v, 0.0).to(v.dtype), weighed, input_precision="ieee")
                 weighed = add_undefined(p, row_end, values, table, start, length, weighed, D, STRIDE, PAGE)
+            elif BULK:  # straight from where the copy left it
+                weighed = tl.dot(p, v, weighed, input_precision="ieee")
         else:
             weighed = tl.dot(p, v, weighed, input_precision="ieee")
     return higher, total, weighed

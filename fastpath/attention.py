@@ -138,8 +138,8 @@ def attention(
         factor = folded_scale(scale, head_dim)
         _spread(q, query_starts, kv, tables, extents, output, factor, most_keys, contract, kv_heads, group, page)
         return AttentionResult(output, None, None)
-    tile = schedule(step, most_queries * group, head_dim)
     bulk = current_target().arch == "sm_90" and step == MATRIX and not page and fetches(kv.keys, kv.values)
+    tile = schedule(step, most_queries * group, head_dim, bulk)
     boxes = [
         TensorDescriptor.from_tensor(part.view(-1, kv_heads * head_dim), [64, head_dim]) if bulk else part
         for part in (kv.keys, kv.values)
@@ -307,8 +307,11 @@ class Tile:
     stages: int
 
 
-def schedule(step: int, rows: int, head_dim: int) -> Tile:
-    """The tile for a sequence with ``rows`` query rows (tokens times heads that share a KV head)."""
+def schedule(step: int, rows: int, head_dim: int, bulk: bool) -> Tile:
+    """The tile for a sequence with ``rows`` query rows (tokens times heads that share a KV head).
+
+    ``bulk``: keys and values come by bulk copies, which leave registers for two programs on a multiprocessor.
+    """
     if current_target().runtime == "hip":  # four waves can use the whole register file
         if step != MATRIX or rows <= 16:
             return Tile(16, 4, 1)
@@ -321,4 +324,6 @@ def schedule(step: int, rows: int, head_dim: int) -> Tile:
         return Tile(16, 4 if head_dim <= 128 else 8, 2)
     if head_dim > 128:
         return Tile(32, 8, 2)
+    if bulk:
+        return Tile(64, 4, 3)
     return Tile(64, 4 if head_dim <= 64 else 8, 2) if rows <= 64 else Tile(128, 8, 3)

@@ -26,11 +26,12 @@ TILE = 2048
 
 @triton.jit
 def qk_norm_rope_kernel(
-    x, weight, positions, cosines, sines, output, rows, token_stride, table_rows, epsilon,
+    x, weight, positions, cosines, sines, output, token_stride, table_rows, epsilon,
     HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, NEIGHBOUR: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS heads of [tokens, HEADS, 2 * HALF]; pairs (i, i + HALF), or (2i, 2i + 1) where NEIGHBOUR."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """ROWS heads of one token, [HEADS, 2 * HALF]; pairs (i, i + HALF), or (2i, 2i + 1) where NEIGHBOUR."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     pair = tl.arange(0, HALF)
     if NEIGHBOUR:
         first = 2 * pair
@@ -38,11 +39,16 @@ def qk_norm_rope_kernel(
     else:
         first = pair
         second = pair + HALF
-    inside = row < rows
-    token = row // HEADS
-    place = (token * token_stride + row % HEADS * (2 * HALF))[:, None]
-    a = widen(tl.load(x + place + first[None, :], mask=inside[:, None], other=0.0))
-    b = widen(tl.load(x + place + second[None, :], mask=inside[:, None], other=0.0))
+    inside = (head < HEADS) & (pair < HALF)[None, :]
+    place = head * (2 * HALF)
+    a = widen(tl.load(x + token * token_stride + place + first[None, :], mask=inside, other=0.0))
+    b = widen(tl.load(x + token * token_stride + place + second[None, :], mask=inside, other=0.0))
+    position = tl.load(positions + token).to(tl.int64) + tl.zeros([HALF], tl.int64)
+    known = (position >= 0) & (position < table_rows)
+    cos = tl.load(cosines + position * HALF + pair, mask=known, other=float("nan"))[None, :]
+    sin = tl.load(sines + position * HALF + pair, mask=known, other=float("nan"))[None, :]
+    w_first = widen(tl.load(weight + first))[None, :]
+    w_second = widen(tl.load(weight + second))[None, :]
     zeros = tl.zeros([ROWS, HALF], tl.float32)
     a_squares = tl.fma(a, a, zeros)
     b_squares = tl.fma(b, b, zeros)
@@ -51,16 +57,11 @@ def qk_norm_rope_kernel(
     else:
         total = pairs_tree(a_squares, ROWS, HALF) + pairs_tree(b_squares, ROWS, HALF)
     scale = rsqrt(div_rn(total, tl.full([ROWS], 2 * HALF, tl.float32)) + epsilon)[:, None]
-    a = widen(narrow((a * scale) * widen(tl.load(weight + first))[None, :], DTYPE))
-    b = widen(narrow((b * scale) * widen(tl.load(weight + second))[None, :], DTYPE))
-    position = tl.load(positions + token, mask=inside, other=0).to(tl.int64)
-    known = ((position >= 0) & (position < table_rows))[:, None]
-    angle = (position * HALF)[:, None] + pair[None, :]
-    cos = tl.load(cosines + angle, mask=known, other=float("nan"))
-    sin = tl.load(sines + angle, mask=known, other=float("nan"))
-    target = output + (row * (2 * HALF))[:, None]
-    tl.store(target + first[None, :], narrow(tl.fma(a, cos, negative(b) * sin), DTYPE), mask=inside[:, None])
-    tl.store(target + second[None, :], narrow(tl.fma(b, cos, a * sin), DTYPE), mask=inside[:, None])
+    a = widen(narrow((a * scale) * w_first, DTYPE))
+    b = widen(narrow((b * scale) * w_second, DTYPE))
+    target = output + token * (HEADS * 2 * HALF) + place
+    tl.store(target + first[None, :], narrow(tl.fma(a, cos, negative(b) * sin), DTYPE), mask=inside)
+    tl.store(target + second[None, :], narrow(tl.fma(b, cos, a * sin), DTYPE), mask=inside)
 
 
 def qk_norm_rope(
@@ -104,16 +105,16 @@ def qk_norm_rope(
     require_tensor(table.sin, "table.sin", f"positions={table.cos.shape[0]}, half={head_dim // 2}", torch.float32)
     output = torch.empty(x.shape, dtype=dtype, device=x.device)
     if x.numel():
-        rows = tokens * heads
+        rows = min(triton.next_power_of_2(heads), TILE // head_dim)
         launch(
             qk_norm_rope_kernel,
-            (triton.cdiv(rows * head_dim, TILE),),
-            *(x, weight, positions, table.cos, table.sin, output, rows, x.stride(0), table.cos.shape[0]),
+            (tokens, triton.cdiv(heads, rows)),
+            *(x, weight, positions, table.cos, table.sin, output, x.stride(0), table.cos.shape[0]),
             round_epsilon(epsilon),
             contract=norm,
             HEADS=heads,
             HALF=head_dim // 2,
-            ROWS=TILE // head_dim,
+            ROWS=rows,
             NEIGHBOUR=rotation.domain.pairing == "interleaved",
             DTYPE=TRITON_TYPES[dtype],
         )

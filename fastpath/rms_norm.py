@@ -203,7 +203,7 @@ def rms_norm(
             *(x, x if residual is None else residual, weight, output),
             *(output if residual_output is None else residual_output, round_epsilon(epsilon)),
             contract=contract,
-            options={"num_warps": max(4, row_warps(hidden, dtype)) if hidden >= 2048 else 1},
+            options={"num_warps": min(8, 2 * row_warps(hidden, dtype)) if hidden >= 2048 else 1},
             COLUMNS=hidden,
             WIDTH=lanes_of(hidden),
             HAS_RESIDUAL=residual is not None,

@@ -28,7 +28,7 @@ IMPLEMENTED = (
     ("primitives.rotate", "fma_cos"),
 )
 #: Pairs that one program rotates.
-TILE = 512
+TILE = 2048
 
 
 @triton.jit
