@@ -101,7 +101,8 @@ class Run:
                     restarts += 1
                     if restarts > self.config.max_restarts:
                         raise EngineError(
-                            f"{error.cause}, and {restarts - 1} restarts are used up", f"{error.remedy}; then --resume"
+                            f"{error.cause}, and {restarts - 1} restarts are used up",
+                            f"see {self.out / 'logs'}, then go on with --resume",
                         ) from error
                     self._announce(f"{error.cause}: restart {restarts} of {self.config.max_restarts}")
                     self._evidence.restarted(error.cause)
