@@ -28,8 +28,8 @@ from integration.grpo.evidence import Evidence
 from integration.grpo.metrics import mismatch_of
 from integration.grpo.objective import advantages
 from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
-from integration.grpo.records import Generated, Sample, Scored, samples_digest
-from integration.grpo.steplog import append_step, keep_steps
+from integration.grpo.records import Generated, Sample, Scored
+from integration.grpo.steplog import append_step, keep_steps, step_record
 from integration.grpo.tasks import open_task
 from integration.grpo.weights import weights_path
 
@@ -203,59 +203,26 @@ class Run:
         with self._timed("reward"):
             rewards = {s.id: float(self._task.reward(s.prompt_token_ids.tolist(), _response(s))) for s in samples}
             self._buffer.rewarded(rewards)
-        version = config.rollout_version(step)
-        with self._timed("recompute"):
-            sequences = [_sequence(s) for s in samples]
-            scored = self._trainer.call("score", sequences=sequences, version=version)
-            gains = advantages(list(rewards.values()), [s.prompt_index for s in samples])
-            self._buffer.scored(
-                (
-                    Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
-                    for s, logprobs, gain in zip(samples, scored["logprobs"], gains, strict=True)
-                ),
-                version,
-            )
-        found = mismatch_of(self._buffer.samples(step), version)
-        with self._timed("update"):
-            learned = self._trainer.call(
-                "update",
-                sequences=sequences,
-                advantages=[float(gain) for gain in gains],
-                old=scored["logprobs"],
-                reference=scored["reference"],
-            )
-            consumed = self._buffer.consume(step)
+        reference = self._score(step, samples, list(rewards.values()))
+        scored = self._buffer.samples(step)
+        found = mismatch_of(scored, config.rollout_version(step))
+        learned = self._learn(step, scored, reference)
         with self._timed("sync"):
             self._export(step)
             if not config.staleness:
                 self._sync(step)
             self._buffer.synced(step, step, self._digest[step])
-        checkpoint = step % config.checkpoint_stride == 0 or step == config.steps
+        is_checkpoint = step % config.checkpoint_stride == 0 or step == config.steps
         with self._timed("checkpoint"):
-            if checkpoint:
+            if is_checkpoint:
                 self._trainer.call("save", folder=str(self._checkpoints.stage(step)))
-        values = np.array(list(rewards.values()), np.float64)
-        tokens = sum(len(_response(s)) for s in consumed)
-        record = {
-            "step": step,
-            "weight_version": version,
-            "train_version": version,
-            **found.to_json(),
-            "reward_mean": float(values.mean()),
-            "reward_std": float(values.std()),
-            "kl_ref": learned["kl"] if config.kl_coef else None,
-            "loss": learned["loss"],
-            "grad_norm": learned["grad_norm"],
-            "clip_fraction": learned["clip_fraction"],
-            "tokens": tokens + sum(s.prompt_token_ids.size for s in consumed),
-            "response_tokens": tokens,
-            "samples_digest": samples_digest(consumed),
-            "weights_digest": self._digest[step],
-        }
-        total = time.perf_counter() - start
-        record["seconds"] = {name: round(x, 4) for name, x in {**self._seconds, "total": total}.items()}
+        consumed = self._buffer.samples(step)
+        record = step_record(step, config.rollout_version(step), found, consumed, learned, self._digest[step])
+        seconds = {**self._seconds, "total": time.perf_counter() - start}
+        record["seconds"] = {name: round(value, 4) for name, value in seconds.items()}
+        # The line before the checkpoint: one of a step without its line could not be gone back to.
         append_step(self._steps_path, record)
-        if checkpoint:
+        if is_checkpoint:
             self._checkpoints.commit(step, {"version": step, "digest": self._digest[step]})
         self._finished(record)
         if config.mode == "strict" and found.mismatch_count:
@@ -265,6 +232,37 @@ class Run:
                 "rlk-diff localize with the same profile names the boundary; the run's folder keeps everything",
             )
         return record
+
+    def _score(self, step: int, samples: list[Sample], rewards: list[float]) -> list[list[float]] | None:
+        """Recompute logprobs with the weights that rolled out, and store them with the advantages.
+
+        Returns:
+            Logprobs of the frozen policy, where the objective has a KL.
+        """
+        version = self.config.rollout_version(step)
+        with self._timed("recompute"):
+            answer = self._trainer.call("score", sequences=[_sequence(s) for s in samples], version=version)
+            gains = advantages(rewards, [s.prompt_index for s in samples])
+            records = [
+                Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
+                for s, logprobs, gain in zip(samples, answer["logprobs"], gains, strict=True)
+            ]
+            self._buffer.scored(records, version)
+        reference: list[list[float]] | None = answer["reference"]
+        return reference
+
+    def _learn(self, step: int, samples: list[Sample], reference: list[list[float]] | None) -> dict[str, Any]:
+        """One update from scored samples, which it consumes; what the trainer says of it."""
+        with self._timed("update"):
+            learned = self._trainer.call(
+                "update",
+                sequences=[_sequence(s) for s in samples],
+                advantages=[s.advantage for s in samples],
+                old=[[] if s.train_logprobs is None else s.train_logprobs.tolist() for s in samples],
+                reference=reference,
+            )
+            self._buffer.consume(step)
+        return learned
 
     def _launch(self, step: int) -> None:
         """Begin the rollouts of ``step``, unless they are begun already."""

@@ -4,11 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diffcheck.errors import InputError
 from diffcheck.files import write_text
+from integration.grpo.metrics import Mismatch
+from integration.grpo.records import Sample, samples_digest
+
+
+def step_record(
+    step: int, version: int, found: Mismatch, samples: Sequence[Sample], learned: dict[str, Any], digest: str
+) -> dict[str, Any]:
+    """The line of a step, without its timings.
+
+    Args:
+        version: of the weights that drew the samples and that scored them.
+        samples: what the update consumed. learned: what the trainer said of it.
+        digest: of the weights that it made.
+    """
+    rewards = np.array([sample.reward for sample in samples], np.float64)
+    responses = sum(sample.response_token_ids.size for sample in samples if sample.response_token_ids is not None)
+    return {
+        "step": step,
+        "weight_version": version,
+        "train_version": version,
+        **found.to_json(),
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "kl_ref": learned["kl"],
+        "loss": learned["loss"],
+        "grad_norm": learned["grad_norm"],
+        "clip_fraction": learned["clip_fraction"],
+        "tokens": responses + sum(sample.prompt_token_ids.size for sample in samples),
+        "response_tokens": responses,
+        "samples_digest": samples_digest(samples),
+        "weights_digest": digest,
+    }
 
 
 def append_step(path: Path, record: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,8 @@ class Trainer:
             old: logprobs of the policy that drew each token. reference: of version 0.
 
         Returns:
-            ``loss`` and ``grad_norm`` of the last epoch, ``clip_fraction`` and ``kl`` (mean over tokens) over all, and
-            ``version``.
+            ``loss`` and ``grad_norm`` of the last epoch, ``clip_fraction`` and ``kl`` (mean over tokens; None where
+            the objective has none) over all, and ``version``.
 
         Raises:
             EngineError: the gradient is not finite. That step was not made.
@@ -121,7 +121,7 @@ class Trainer:
             "loss": loss,
             "grad_norm": norm,
             "clip_fraction": clipped / count,
-            "kl": kl / count,
+            "kl": kl / count if self._config.kl_coef else None,
             "version": self._version,
         }
 
@@ -145,7 +145,8 @@ class Trainer:
 
         tensors = {name: tensor.contiguous() for name, tensor in self._optimizer.state().items()}
         for version, weights in self._kept.items():
-            if version not in (0, self._version):
+            # A trainer with a KL has version 0 from its start.
+            if version != self._version and not (version == 0 and self._config.kl_coef):
                 tensors |= {f"kept.{version}.{name}": weight.contiguous() for name, weight in weights.items()}
         path = Path(folder) / f"rank{self._adapter.rank}.safetensors"
         try:
@@ -250,13 +251,10 @@ class Trainer:
             return
         from integration.megatron import plugin
 
-        try:
-            plugin.begin(self._adapter.model)
-            before = self._forwards
-            yield
-            facts = plugin.evidence(self._adapter.model, self._forwards - before)
-        except RuntimeError as error:
-            raise EngineError(f"{error}", "see rlk-diff doctor") from None
+        before = self._forwards
+        _in_place(lambda: plugin.begin(self._adapter.model))
+        yield
+        facts = _in_place(lambda: plugin.evidence(self._adapter.model, self._forwards - before))
         self._operators.update({name: entry["calls"] for name, entry in facts["operators"].items()})
         self._facts = facts
 
@@ -316,6 +314,13 @@ class Trainer:
 
     def _barrier(self) -> None:
         self._gather_float(0.0)
+
+
+def _in_place(check: Callable[[], Any]) -> Any:
+    try:
+        return check()
+    except RuntimeError as error:
+        raise EngineError(f"{error}", "see rlk-diff doctor; nothing was learned natively") from None
 
 
 if __name__ == "__main__":
