@@ -40,15 +40,15 @@ def _rows(found: dict[tuple[str, str], dict[str, Any]]) -> Iterator[tuple[str, .
         pairs = [*([("reference", describe(own), own)] if own else [])]
         pairs += [(run.engine, describe_run(run), run) for run in runs]  # type: ignore[misc]
         named: dict[str, None] = {}
+        more: dict[str, None] = {}
         cells: dict[str, list[str]] = {engine: [] for engine in _ENGINES}
         for engine, described, injection in pairs:
-            words = [f"`{injection.where}`"] if injection.where else ["equal"]
-            if injection.verdict == "inconclusive":
-                words.append("inconclusive")
-            named[", ".join([*words, *(f"field `{field}`" for field in injection.fields)])] = None
+            named[f"`{injection.where}`" if injection.where else "equal"] = None
+            more |= dict.fromkeys(f"field `{field}`" for field in injection.fields)
+            more |= {"inconclusive": None} if injection.verdict == "inconclusive" else {}
             cells[engine].append(_cell(described, found.get((name, described))))
         engines = ("; ".join(dict.fromkeys(cells[engine])) or "–" for engine in _ENGINES)
-        yield f"`{name}`", about.reports, about.cause, " or ".join(named), *engines
+        yield f"`{name}`", about.reports, about.cause, ", ".join([" or ".join(named), *more]), *engines
 
 
 def _cell(described: str, outcome: dict[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from diffcheck.errors import ExitCode
 from diffcheck.faults import CONTROLS, FAULTS, run_fault, scores
+from diffcheck.faults.table import markdown
 from tests.diffcheck.test_cli import rlk
 
 
@@ -64,3 +65,10 @@ def test_the_command() -> None:
     for arguments in wrong:
         done = rlk("faults", *arguments)
         assert done.returncode == ExitCode.USAGE and "Traceback" not in done.stderr, arguments
+
+
+def test_the_page_shows_every_fault_and_what_was_found() -> None:
+    """``docs/faults.md`` holds the table of ``python -m diffcheck.faults.table``, and all of it was found."""
+    table = markdown()
+    assert table in (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
+    assert ": " not in "".join(row.split(" | ", 4)[4] for row in table.splitlines()[2:])
