@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diffcheck.ablate.composite import Bench, align, left_out_at
 from diffcheck.ablate.contracts import explained, known, parted
-from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit
+from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit, sides_in_words
 from diffcheck.ablate.sides import Side, VoidError, unalignable
 from diffcheck.ablate.units import grouped, origins, units_of
 from diffcheck.ablate.walk import steps_planned, walk
@@ -118,12 +118,12 @@ class _Experiment:
     def _plan(self) -> None:
         """Say what will be run before it is."""
         bench, answer = self._bench, self._answer
+        host, donor = sides_in_words(answer.host, answer.donor, answer.host_side)
         units, checks = len(answer.units), 2 if bench.donor.live else 1
         pairs = min(units, PAIRED) * (min(units, PAIRED) - 1) // 2
         walking = steps_planned(len(answer.origins))
         answer.plan = [
-            f"{len(answer.origins)} origins in {units} units, found by 1 forward of {bench.host.name} on "
-            f"{bench.donor.name}'s values",
+            f"{len(answer.origins)} origins in {units} units, found by 1 forward of {host} on {donor}'s values",
             f"{units} units, each aligned alone and each left out, and {pairs} pairs: {2 * units + pairs} forwards"
             + (", each proven by one of the other engine" if bench.donor.live else ""),
             f"walking on: {walking} forwards",
@@ -157,14 +157,14 @@ class _Experiment:
                 )
                 mine = known(left, unit.boundaries, bench.names, bench.model, answers[0])
                 other = known(right, unit.boundaries, bench.names, bench.model, answers[1])
-            for side, operator in ((left, mine), (right, other)):
+            for side, found in ((left, mine), (right, other)):
                 if side is bench.donor:
-                    unit.donor_contract = operator.source
+                    unit.donor_contract = found.source
                 else:
-                    unit.host_contract = operator.source
-                if operator.contract is not None:
-                    contracts = bench.contracts.setdefault(side.role, {})
-                    contracts.update(dict.fromkeys(unit.boundaries, operator.contract))
+                    unit.host_contract = found.source
+                if found.operator is not None:
+                    operators = bench.operators.setdefault(side.role, {})
+                    operators.update(dict.fromkeys(unit.boundaries, found.operator))
 
     def _align(self, aligned: Iterable[str], what: str) -> Trial:
         self._tick(what)
@@ -257,10 +257,11 @@ def _conclude(answer: Ablation, unaligned: Mapping[str, str]) -> None:
         seen = ", ".join(list(unaligned)[:3])
         answer.reason = answer.reason or (f"not aligned: {seen}" if seen else "")
         return
+    host, donor = sides_in_words(answer.host, answer.donor, answer.host_side)
     needed = [u for u in answer.units if u.in_minimal] or answer.units
     count = f"{len(needed)} operators" if len(needed) > 1 else "1 operator"
     answer.summary = (
-        f"{count} of {answer.donor} in {answer.host}'s forward make all {compared:,} logprobs equal "
+        f"{count} of {donor} in {host}'s forward make all {compared:,} logprobs equal "
         f"({before:,} differed): {', '.join(map(in_words, needed))}."
     )
     if answer.reason:

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffcheck.ablate.recompute import Recompute
+from diffcheck.ablate.recompute import Operator, Recompute
 from diffcheck.ablate.result import Evidence, Removed, Trial
 from diffcheck.ablate.sides import Run, Side, logprob_stats, same
 from diffcheck.boundaries import Boundary
 from diffcheck.trace.reader import Trace
 from diffcheck.verdict import LogprobStats
-from reference.contract import Contract
 
 #: Turns of the engines after which a forward is given up as unproven.
 TURNS = 8
@@ -41,8 +40,8 @@ class Bench:
     model: Path
     #: Boundaries at which the host's operator gives other bits than the donor's on equal inputs, in dataflow order.
     differing: list[str] = field(default_factory=list)
-    #: Role of a side -> boundary -> contract that gives all bits of that side's operator there.
-    contracts: dict[str, dict[str, Contract]] = field(default_factory=dict)
+    #: Role of a side -> boundary -> what gives all bits of that side's operator there.
+    operators: dict[str, dict[str, Operator]] = field(default_factory=dict)
 
     @property
     def baseline(self) -> LogprobStats:
@@ -53,10 +52,10 @@ class Bench:
         pair = (self.donor.trace, trace) if self.donor.role == "rollout" else (trace, self.donor.trace)
         return logprob_stats(*pair)
 
-    def known(self, side: Side, names: Sequence[str]) -> dict[str, Contract]:
-        """Contracts of ``side`` at those of ``names`` where one is known."""
-        contracts = self.contracts.get(side.role, {})
-        return {name: contracts[name] for name in names if name in contracts}
+    def known(self, side: Side, names: Sequence[str]) -> dict[str, Operator]:
+        """Operators of ``side`` at those of ``names`` where one is known."""
+        operators = self.operators.get(side.role, {})
+        return {name: operators[name] for name in names if name in operators}
 
 
 def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[str]) -> Trial:
@@ -113,17 +112,17 @@ def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) ->
     Raises:
         VoidError: a substitution did not take place.
     """
-    contracts = bench.known(other, foreign)
+    operators = bench.known(other, foreign)
     values, wrong, elsewhere = other.trace, list(foreign), list[str]()
     judged: Run | None = None
     for _ in range(TURNS):
-        recomputed = [Recompute(name, c, other.trace.folder, bench.model) for name, c in contracts.items()]
-        run = changed.spliced(values, [name for name in foreign if name not in contracts], recomputed)
+        recomputed = [Recompute(name, o, other.trace.folder, bench.model) for name, o in operators.items()]
+        run = changed.spliced(values, [name for name in foreign if name not in operators], recomputed)
         stats = bench.against_donor(run.trace)
         if judged is not None:
             judged.discard()
         if not other.live:
-            evidence, note = _without_engine(bench, other, run.trace, foreign, contracts)
+            evidence, note = _without_engine(bench, other, run.trace, foreign, operators)
             run.discard()
             return stats, evidence, note
         judged = other.lockstep(run.trace, bench.names)
@@ -134,8 +133,8 @@ def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) ->
         elsewhere = [name for name in differing if name not in foreign and name not in bench.differing]
         if not wrong:
             break
-        # The engine has refuted these contracts; from here on it answers itself.
-        contracts = {name: contract for name, contract in contracts.items() if name not in wrong}
+        # The engine has refuted these; from here on it answers itself.
+        operators = {name: operator for name, operator in operators.items() if name not in wrong}
     if judged is not None:
         judged.discard()
     if wrong:
@@ -147,7 +146,7 @@ def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) ->
 
 
 def _without_engine(
-    bench: Bench, other: Side, after: Trace, foreign: Sequence[str], contracts: Mapping[str, Contract]
+    bench: Bench, other: Side, after: Trace, foreign: Sequence[str], operators: Mapping[str, Operator]
 ) -> tuple[Evidence, str]:
     """How far a forward can be believed whose foreign engine is not live."""
     nodes = {node.name: node for node in bench.nodes}
@@ -159,7 +158,7 @@ def _without_engine(
             moved.append(name)
     if not moved:
         return "inputs", ""
-    open_ = [name for name in moved if name not in contracts]
+    open_ = [name for name in moved if name not in operators]
     if open_:
         return (
             "unproven",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from diffcheck.ablate.recompute import Operator
 from diffcheck.ablate.sides import Side
 from diffcheck.errors import InputError
 from diffcheck.infer import Inference, differences, infer
@@ -24,19 +25,19 @@ _TRIED = 16
 
 @dataclass(frozen=True)
 class Known:
-    """One side's operator over a unit's boundaries, and a contract that gives all its bits there, if one was found."""
+    """One side's operator over a unit's boundaries, and what gives all its bits there, if that was found."""
 
     engine: str
     #: The side's calls; empty where the trace does not hold them.
     sites: Sequence[Site] = ()
-    contract: Contract | None = None
+    operator: Operator | None = None
     #: The profile that it is from, or "inferred"; empty where there is none.
     source: str = ""
 
-    def gives(self, contract: Contract) -> bool:
-        """Whether ``contract`` gives every bit of every call."""
+    def gives(self, operator: Operator) -> bool:
+        """Whether ``operator`` gives every bit of every call."""
         # The last layers first: a first norm has no residual to add, so it refutes less.
-        return all(_gives(contract, question) for question in reversed(self.sites))
+        return all(_gives(operator, question) for question in reversed(self.sites))
 
 
 def known(
@@ -51,38 +52,41 @@ def known(
         answer: what inference found at one of the boundaries, if it ran.
     """
     nothing = Known(side.name)
-    if any(not set(operator_inputs(side.trace, name).values()) <= {*shared} for name in boundaries):
-        return nothing
     try:
         weights = TracedWeights(model, side.trace.header.object.weights, side.trace.header.dtype)
         calls = Known(side.name, [site(side.trace, name, weights) for name in boundaries])
     except (UnknowableError, InputError):
         return nothing
-    if calls.sites[0].arguments.operator == "logprob":
-        # Its log-sum-exp is another contract's: the engine itself must answer.
+    if any(not set(operator_inputs(side.trace, name).values()) <= {*shared} for name in boundaries):
         return nothing
-    for source, contract in _candidates(side, calls.sites[-1], answer):
-        if calls.gives(contract):
-            return Known(side.name, calls.sites, contract, source)
+    for source, operator in _candidates(side, calls.sites[-1], answer):
+        if calls.gives(operator):
+            return Known(side.name, calls.sites, operator, source)
     return nothing
 
 
-def _candidates(side: Side, question: Site, answer: Inference | None) -> Iterator[tuple[str, Contract]]:
+def _candidates(side: Side, question: Site, answer: Inference | None) -> Iterator[tuple[str, Operator]]:
     """The engine's own profile first, then the others, then what was inferred."""
+    arguments, dtype = question.arguments, question.model_dtype
+    fused = arguments.operator == "logprob" and "lse" not in arguments.rows
     seen = set()
     for name in sorted(profiles.names(), key=lambda name: not name.startswith(side.name)):
-        contract = profile(name).contract(question.arguments.operator, question.model_dtype).replace(question.given)
-        if contract not in seen:
-            seen.add(contract)
-            yield name, contract
-    for contract in (answer.fits if answer else [])[:_TRIED]:
-        yield "inferred", contract
+        contract = profile(name).contract(arguments.operator, dtype).replace(question.given)
+        operator = Operator(contract, profile(name).contract("logsumexp", dtype) if fused else None)
+        if operator not in seen:
+            seen.add(operator)
+            yield name, operator
+    if not fused:
+        # Which log-sum-exp an inferred log-probability had inside is not part of the answer.
+        for contract in (answer.fits if answer else [])[:_TRIED]:
+            yield "inferred", Operator(contract)
 
 
-def _gives(contract: Contract, question: Site) -> bool:
-    trial = Trial(question, _ROWS)
+def _gives(operator: Operator, question: Site) -> bool:
+    facts = {**question.arguments.facts, "logsumexp": operator.logsumexp}
+    trial = Trial(replace(question, arguments=replace(question.arguments, facts=facts)), _ROWS)
     for level in trial.levels:
-        score = trial.score(contract, level)
+        score = trial.score(operator.contract, level)
         if score is None or not score.fits:
             return False
     return True
@@ -94,15 +98,16 @@ def parted(left: Known, right: Known, boundary: str) -> list[dict[str, Any]]:
     A field in which the two contracts differ is given the other side's value wherever a side's bits allow that; what
     is left must differ, given the rest.
     """
-    a, b = left.contract, right.contract
-    if a is None or b is None:
+    if left.operator is None or right.operator is None or left.operator.logsumexp != right.operator.logsumexp:
+        # Where a log-sum-exp is formed inside, its fields would be mixed up with the log-probability's.
         return []
+    a, b = left.operator.contract, right.operator.contract
     for path in fields(type(a)):
         if a.get(path) == b.get(path):
             continue
-        if (moved := _with(a, path, b)) is not None and left.gives(moved):
+        if (moved := _with(a, path, b)) is not None and left.gives(replace(left.operator, contract=moved)):
             a = moved
-        elif (moved := _with(b, path, a)) is not None and right.gives(moved):
+        elif (moved := _with(b, path, a)) is not None and right.gives(replace(right.operator, contract=moved)):
             b = moved
     names = (left.engine, right.engine) if left.engine != right.engine else ("the left side", "the right side")
     return [

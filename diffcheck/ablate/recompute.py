@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from diffcheck.capture.interventions import IntArray
 from diffcheck.capture.recorder import Rows
 from diffcheck.capture.replace import converted, written_at
 from diffcheck.errors import InputError
-from diffcheck.infer.arguments import call
+from diffcheck.infer.arguments import Arguments, call
 from diffcheck.infer.sites import arguments_of, node_of, operator_inputs
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.samples import Sample
@@ -26,15 +26,40 @@ from reference.contract import Contract, from_json
 
 
 @dataclass(frozen=True)
+class Operator:
+    """A contract that stands for an engine's operator."""
+
+    contract: Contract
+    #: Of a log-probability whose log-sum-exp is formed inside it: that one's contract.
+    logsumexp: Contract | None = None
+
+    def call(self, arguments: Arguments) -> Float32Array:
+        """[rows, width], float32."""
+        if self.logsumexp is not None:
+            arguments = replace(arguments, facts={**arguments.facts, "logsumexp": self.logsumexp})
+        with np.errstate(all="ignore"):
+            return call(arguments, self.contract)
+
+    def to_json(self) -> dict[str, Any]:
+        inner = self.logsumexp
+        return {"contract": self.contract.to_json(), "logsumexp": None if inner is None else inner.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Operator:
+        inner = data["logsumexp"]
+        return cls(from_json(data["contract"]), None if inner is None else from_json(inner))
+
+
+@dataclass(frozen=True)
 class Recompute:
-    """One boundary computed by the reference under ``contract``, from the inputs that the live forward has there.
+    """One boundary computed by the reference as ``operator``, from the inputs that the live forward has there.
 
     Which inputs they are (a fusing engine's norm reads the unrounded sum), and the facts of the call, are those of the
     side that made ``trace``. Among the interventions of a plan, those at the inputs must come earlier.
     """
 
     boundary: str
-    contract: Contract
+    operator: Operator
     #: Trace of the side whose operator this is, and the folder of its model.
     trace: Path
     model: Path
@@ -59,7 +84,7 @@ class Recompute:
         mine = live.planned(sample, position)
         if not mine.any():
             return None
-        result = live.compute(Rows(sample[mine], position[mine]), self.contract)
+        result = self.operator.call(live.arguments(Rows(sample[mine], position[mine])))
         changed = bits.copy()
         changed[mine] = converted(name, result.view(np.uint32), "float32", dtype)
         return changed
@@ -68,14 +93,14 @@ class Recompute:
         return {
             "kind": "recompute",
             "boundary": self.boundary,
-            "contract": self.contract.to_json(),
+            "operator": self.operator.to_json(),
             "trace": str(self.trace),
             "model": str(self.model),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Recompute:
-        return cls(data["boundary"], from_json(data["contract"]), Path(data["trace"]), Path(data["model"]))
+        return cls(data["boundary"], Operator.from_json(data["operator"]), Path(data["trace"]), Path(data["model"]))
 
 
 @lru_cache(maxsize=1024)
@@ -110,14 +135,10 @@ class _Live:
         of = np.maximum(sample, 0)
         return np.asarray((sample >= 0) & (position >= start[of]) & (position < stop[of]))
 
-    def compute(self, rows: Rows, contract: Contract) -> Float32Array:
-        """[rows, width], float32."""
+    def arguments(self, rows: Rows) -> Arguments:
+        """What the operator is called with for ``rows``."""
         self.place = rows
-        with np.errstate(all="ignore"):
-            return call(
-                arguments_of(self, self._node, self._inputs, np.arange(len(rows)), self._weights),
-                contract,
-            )
+        return arguments_of(self, self._node, self._inputs, np.arange(len(rows)), self._weights)
 
     def values(self, name: str, rows: IntArray) -> Float32Array:
         keys = zip(self.place.sample[rows].tolist(), self.place.position[rows].tolist(), strict=True)

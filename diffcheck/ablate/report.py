@@ -11,6 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.ablate.result import sides_in_words
+
 _STYLE = {"explained": "green", "remainder": "yellow", "inconclusive": "yellow"}
 _BAR = 10
 
@@ -31,7 +33,8 @@ def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
             first, last = ablation["bracket"] or ("?", "?")
             parts.append(Text(f"By bisection: the logprobs depend on origins from {first} to {last}."))
     parts += [Text(line, style="dim") for line in _cost(ablation)]
-    title = f"[bold {style}]Ablation: {ablation['donor']}'s operators in {ablation['host']}'s forward"
+    host, donor = sides_in_words(ablation["host"], ablation["donor"], ablation["host_side"])
+    title = f"[bold {style}]Ablation: {donor}'s operators in {host}'s forward"
     console.print(Panel(Group(*parts), title=title, title_align="left", border_style=style))
 
 

@@ -156,3 +156,11 @@ class Ablation:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def sides_in_words(host: str, donor: str, host_side: str) -> tuple[str, str]:
+    """What to call the host and the donor: their engines or, where these are the same, their sides."""
+    if host != donor:
+        return host, donor
+    words = "the train side", "the rollout side"
+    return words if host_side == "train" else (words[1], words[0])

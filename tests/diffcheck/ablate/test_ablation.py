@@ -77,7 +77,9 @@ def test_one_and_two_faults_are_named_and_no_innocent(faults: tuple[str, ...], b
         assert named <= {
             f.partition(": ")[2].partition("=")[0] for f in faults if set(unit.boundaries) <= set(FAULTS[f])
         }
-        assert bool(named) == bool(unit.donor_contract and unit.host_contract)
+        if unit.operator != "logprob":
+            # Seven logprobs are too few to tell two formulas apart on each side's own inputs.
+            assert bool(named) == bool(unit.donor_contract and unit.host_contract)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -314,5 +316,5 @@ def test_the_command_says_it_in_words_and_in_json(bench: Bench, tmp_path: Path) 
     assert answer["together"]["logprobs"]["compared"] == verdict["logprobs"]["compared"] == 7
     assert {d["field"] for u in answer["units"] for d in u["differs_in"]} == {"rounding.normalised"}
     words = " ".join(done.stdout.replace("│", " ").split())
-    assert "3 operators of reference in reference's forward make all 7 logprobs equal" in words
+    assert "3 operators of the rollout side in the train side's forward make all 7 logprobs equal" in words
     assert "The set is minimal" in words and "Walking on" in words
