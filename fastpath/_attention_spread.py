@@ -19,8 +19,8 @@ from fastpath.primitives import div_rn, exp2_nonpositive, narrow, pairs_tree
 TALL = tl.constexpr(16)
 #: Key blocks of one program of the second kernel.
 PROBABILITY_BLOCKS = 2
-#: Output features of one program of the third kernel, and blocks of a step of its loop.
-FEATURES, UNROLL = 32, 2
+#: Output features of one program of the third kernel.
+FEATURES = 32
 
 
 @triton.jit
@@ -100,9 +100,10 @@ def weigh(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     # both operands as the product takes them: a transposition in between would keep copies from running ahead
-    p = tl.load(p_rows + row[None, :] * KEYS + tl.arange(0, KEYS)[:, None])
-    alpha = tl.broadcast_to(tl.load(alphas + row)[None, :], [COLUMNS, ROWS])
-    total = tl.fma(total, alpha, tl.broadcast_to(tl.load(sums + row)[None, :], [COLUMNS, ROWS]))
+    line = block * ROWS + row
+    p = tl.load(p_rows + line[None, :] * KEYS + tl.arange(0, KEYS)[:, None])
+    alpha = tl.broadcast_to(tl.load(alphas + line)[None, :], [COLUMNS, ROWS])
+    total = tl.fma(total, alpha, tl.broadcast_to(tl.load(sums + line)[None, :], [COLUMNS, ROWS]))
     start = block * KEYS
     key = start + tl.arange(0, KEYS)
     if PAGE > 0 and PAGE % 64 == 0:  # the block lies in one page
@@ -143,20 +144,15 @@ def values_kernel(
     for step in tl.range(0, whole // UNROLL, num_stages=STAGES):
         for turn in tl.static_range(UNROLL):
             total, weighed = weigh(
-                p_rows + turn * ROWS * KEYS, alpha_rows + turn * ROWS, sum_rows + turn * ROWS, v_base, table,
-                step * UNROLL + turn, length, total, weighed, PAGE, KV_HEADS * D, ROWS, COLUMNS, False,
+                p_rows, alpha_rows, sum_rows, v_base, table, step * UNROLL + turn, length, total, weighed,
+                PAGE, KV_HEADS * D, ROWS, COLUMNS, False,
             )  # fmt: skip
-        p_rows += UNROLL * ROWS * KEYS
-        alpha_rows += UNROLL * ROWS
-        sum_rows += UNROLL * ROWS
-    for block in tl.range(whole // UNROLL * UNROLL, whole, num_stages=1):
-        total, weighed = weigh(
-            p_rows, alpha_rows, sum_rows, v_base, table, block, length, total, weighed,
-            PAGE, KV_HEADS * D, ROWS, COLUMNS, False,
-        )  # fmt: skip
-        p_rows += ROWS * KEYS
-        alpha_rows += ROWS
-        sum_rows += ROWS
+    if UNROLL > 1:
+        for block in tl.range(whole // UNROLL * UNROLL, whole, num_stages=1):
+            total, weighed = weigh(
+                p_rows, alpha_rows, sum_rows, v_base, table, block, length, total, weighed,
+                PAGE, KV_HEADS * D, ROWS, COLUMNS, False,
+            )  # fmt: skip
     if whole * KEYS < length:
         total, weighed = weigh(
             p_rows, alpha_rows, sum_rows, v_base, table, whole, length, total, weighed,

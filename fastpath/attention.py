@@ -21,7 +21,6 @@ from fastpath._attention_kernel import EXPLICIT, FLOAT32, MATRIX, attention_kern
 from fastpath._attention_spread import (
     FEATURES,
     PROBABILITY_BLOCKS,
-    UNROLL,
     probabilities_kernel,
     scores_kernel,
     values_kernel,
@@ -222,7 +221,8 @@ def _spread(
         SCAN=128,
         **sizes,
     )
-    stages = 9 if current_target().runtime == "cuda" else 2
+    # asynchronous copies need many blocks in flight; without them a second block a step only costs registers
+    stages, unroll = (9, 2) if current_target().runtime == "cuda" else (2, 1)
     features = min(FEATURES, head_dim)
     launch(
         values_kernel,
@@ -234,7 +234,7 @@ def _spread(
         D=head_dim,
         COLUMNS=features,
         STAGES=stages,
-        UNROLL=UNROLL,
+        UNROLL=unroll,
         **sizes,
     )
 

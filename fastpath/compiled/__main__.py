@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fastpath.compiled", description=__doc__)
     parser.add_argument("--target", choices=sorted(GPU_TARGETS), default="gfx942")
-    parser.add_argument("--only", default="", help="only calls whose name contains this")
+    parser.add_argument("--only", default="", help="only calls whose name contains this; several by commas")
     parser.add_argument("--json", type=Path, help="write the reports here")
     chosen = parser.parse_args(arguments)
     reports = []

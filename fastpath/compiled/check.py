@@ -63,13 +63,13 @@ def examine(target: str, only: str = "") -> Iterator[Report]:
 
     Args:
         target: ``gfx942`` or ``sm_90``.
-        only: examine the calls whose name contains it.
+        only: examine the calls whose name contains it (or one of several, by commas).
 
     Raises:
         UnsupportedError: unknown target, or a process that runs kernels in Triton's interpreter.
         ValueError: ``only`` selects nothing.
     """
-    chosen = [call for call in calls() if only in call.name]
+    chosen = [call for call in calls() if any(part in call.name for part in only.split(","))]
     if not chosen:
         raise ValueError(f"only: no call has {only!r} in its name; known: {', '.join(call.name for call in calls())}")
     for call, launch in planned(target, chosen):

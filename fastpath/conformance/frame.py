@@ -168,6 +168,7 @@ def _distinct(launches: Iterable[Launch]) -> list[dict[str, Any]]:
 
 def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dict[str, Any]:
     target = current_target()
+    kernels = _kernels(results)
     return {
         "command": " ".join(["python", "-m", "fastpath.conformance", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -182,5 +183,19 @@ def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dic
             "not_run": len(not_run),
         },
         "cases": results,
+        "kernels": kernels,
         "not_run": not_run,
     }
+
+
+def _kernels(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every kernel and contract once, by a short name; the cases' launches become counts by that name."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for result in results:
+        counts = {}
+        for launch in result["launches"]:
+            name = f"{launch['kernel']}-{launch['code_sha256'][:10]}-{launch['contract_id'][:10]}"
+            counts[name] = launch.pop("launches")
+            kernels[name] = launch
+        result["launches"] = counts
+    return dict(sorted(kernels.items()))
