@@ -68,9 +68,7 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
     origin = verdict.first_divergence
     if origin is not None and origin.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
-        verdict.summary = (
-            f"Both sides computed the same logprobs, but on the right every token has {shifted.right}."
-        )
+        verdict.summary = f"Both sides computed the same logprobs, but on the right every token has {shifted.right}."
     return verdict
 
 
