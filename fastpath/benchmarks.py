@@ -292,7 +292,7 @@ def ceilings() -> dict[str, float]:
     source, sink = (torch.empty(2**27, device="cuda") for _ in range(2))
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
     f32 = [torch.randn(4096, 4096, device="cuda") for _ in range(2)]
-    seconds = {}
+    seconds: dict[str, float] = {}
     for name, function in (
         ("copy", lambda _: sink.copy_(source)),
         ("bf16", lambda _: a @ b),
