@@ -166,14 +166,14 @@ class _Experiment:
                     operators = bench.operators.setdefault(side.role, {})
                     operators.update(dict.fromkeys(unit.boundaries, found.operator))
 
-    def _align(self, aligned: Iterable[str], what: str) -> Trial:
+    def _align(self, aligned: Iterable[str], what: str) -> Trial | None:
         self._tick(what)
         return align(self._bench, self._members, list(aligned))
 
-    def _left_out(self, unit: Unit) -> Trial:
+    def _left_out(self, unit: Unit) -> Trial | None:
         others = [name for name in self._members if name != unit.name]
         trial = self._align(others, f"all but {unit.name}")
-        if trial.evidence == "unproven" and self._bench.donor.live and len(unit.boundaries) > 1:
+        if not _proven(trial) and self._bench.donor.live:
             # Too deep to be settled whole. That one place of it is needed shows that the unit is.
             self._tick(f"all but {unit.boundaries[0]}")
             trial = left_out_at(self._bench, self._members, unit.boundaries[0])
@@ -211,13 +211,16 @@ class _Experiment:
         """How the units that remove most act together."""
 
         def removes(unit: Unit) -> float:
-            return unit.alone.removed.mean if unit.alone else 0.0
+            assert unit.alone is not None
+            return unit.alone.removed.mean
 
-        strongest = sorted(self._answer.units, key=removes, reverse=True)[:PAIRED]
-        chosen = [u for u in self._answer.units if u in strongest]
+        judged = [u for u in self._answer.units if _proven(u.alone)]
+        strongest = sorted(judged, key=removes, reverse=True)[:PAIRED]
+        chosen = [u for u in judged if u in strongest]
         for a, b in combinations(chosen, 2):
             trial = self._align([a.name, b.name], f"{a.name} with {b.name}")
-            self._answer.pairs.append(Pair((a.name, b.name), (removes(a), removes(b)), trial))
+            if trial is not None:
+                self._answer.pairs.append(Pair((a.name, b.name), (removes(a), removes(b)), trial))
 
 
 def in_words(unit: Unit) -> str:
@@ -229,12 +232,16 @@ def in_words(unit: Unit) -> str:
     return f"one of the {len(unit.interval)} from {unit.interval[0]} to {unit.interval[-1]}"
 
 
-def _explains(trial: Trial) -> bool:
-    return trial.evidence != "unproven" and not trial.logprobs.mismatch_count
+def _proven(trial: Trial | None) -> bool:
+    return trial is not None and trial.evidence != "unproven"
+
+
+def _explains(trial: Trial | None) -> bool:
+    return trial is not None and _proven(trial) and not trial.logprobs.mismatch_count
 
 
 def _breaks(trial: Trial | None) -> bool:
-    return trial is not None and trial.evidence != "unproven" and trial.logprobs.mismatch_count > 0
+    return trial is not None and _proven(trial) and trial.logprobs.mismatch_count > 0
 
 
 def _conclude(answer: Ablation, unaligned: Mapping[str, str]) -> None:

@@ -57,9 +57,15 @@ class Bench:
         operators = self.operators.get(side.role, {})
         return {name: operators[name] for name in names if name in operators}
 
+    def unknown(self, side: Side, names: Sequence[str]) -> set[int | None]:
+        """Layers of those of ``names`` at which ``side``'s operator is not known: about as many turns settle them."""
+        operators = self.operators.get(side.role, {})
+        return {node.layer for node in self.nodes if node.name in names and node.name not in operators}
 
-def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[str]) -> Trial:
-    """The forward in which the units named ``aligned`` are the donor's and the rest is the host's.
+
+def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[str]) -> Trial | None:
+    """The forward in which the units named ``aligned`` are the donor's and the rest is the host's; None where it would
+    take more turns of the engines than are allowed.
 
     Of the two ways to make it, the one with fewer operators to be found out by turns: the host with ``aligned`` put in,
     or the donor with all other units put in.
@@ -76,12 +82,17 @@ def align(bench: Bench, units: Mapping[str, Sequence[str]], aligned: Sequence[st
     changed, other, foreign = min(
         (way for way in ways if way[0].live),
         # A foreign operator without a contract costs turns; with the foreign engine away it cannot be proven at all.
-        key=lambda way: (len(way[2]) - len(bench.known(way[1], way[2])), len(way[2])),
+        key=lambda way: (len(bench.unknown(way[1], way[2])), len(way[2])),
     )
+    if other.live and len(bench.unknown(other, foreign)) >= TURNS:
+        return None
     before = bench.host.runs + bench.donor.runs
-    stats, evidence, note = compose(bench, changed, other, _ordered(bench, foreign))
+    made = compose(bench, changed, other, _ordered(bench, foreign))
     runs = bench.host.runs + bench.donor.runs - before
-    return Trial(list(aligned), stats, Removed.of(bench.baseline, stats), evidence, changed.name, runs, note)
+    removed = Removed.of(bench.baseline, made.logprobs)
+    return Trial(
+        list(aligned), made.logprobs, removed, made.evidence, changed.name, runs, made.note, elsewhere=made.elsewhere
+    )
 
 
 def left_out_at(bench: Bench, units: Mapping[str, Sequence[str]], boundary: str) -> Trial:
@@ -93,11 +104,21 @@ def left_out_at(bench: Bench, units: Mapping[str, Sequence[str]], boundary: str)
         VoidError: a substitution did not take place.
     """
     before = bench.host.runs + bench.donor.runs
-    stats, evidence, note = compose(bench, bench.donor, bench.host, [boundary])
+    made = compose(bench, bench.donor, bench.host, [boundary])
     runs = bench.host.runs + bench.donor.runs - before
+    removed = Removed.of(bench.baseline, made.logprobs)
     aligned = [name for name, members in units.items() if boundary not in members]
-    note = "; ".join(filter(None, (f"left out at {boundary} only", note)))
-    return Trial(aligned, stats, Removed.of(bench.baseline, stats), evidence, bench.donor.name, runs, note)
+    return Trial(
+        aligned,
+        made.logprobs,
+        removed,
+        made.evidence,
+        bench.donor.name,
+        runs,
+        made.note,
+        place=boundary,
+        elsewhere=made.elsewhere,
+    )
 
 
 def _ordered(bench: Bench, names: Sequence[str]) -> list[str]:
@@ -105,9 +126,21 @@ def _ordered(bench: Bench, names: Sequence[str]) -> list[str]:
     return [node.name for node in bench.nodes if node.name in chosen]
 
 
-def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) -> tuple[LogprobStats, Evidence, str]:
-    """Logprobs of ``changed``'s forward with ``other``'s operators at ``foreign`` (in dataflow order), against the
-    donor's; how that is known; and a note for the reader.
+@dataclass(frozen=True)
+class Composite:
+    """What a composed forward gave."""
+
+    #: Against the donor's.
+    logprobs: LogprobStats
+    evidence: Evidence
+    #: Why it is unproven.
+    note: str = ""
+    #: Boundaries that are no origins, at which the sides nevertheless differ on these inputs.
+    elsewhere: list[str] = field(default_factory=list)
+
+
+def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) -> Composite:
+    """``changed``'s forward with ``other``'s operators at ``foreign`` (in dataflow order).
 
     Raises:
         VoidError: a substitution did not take place.
@@ -124,7 +157,7 @@ def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) ->
         if not other.live:
             evidence, note = _without_engine(bench, other, run.trace, foreign, operators)
             run.discard()
-            return stats, evidence, note
+            return Composite(stats, evidence, note)
         judged = other.lockstep(run.trace, bench.names)
         values = judged.given
         differing = [name for name in bench.names if not same(values, run.trace, name)]
@@ -139,10 +172,8 @@ def compose(bench: Bench, changed: Side, other: Side, foreign: Sequence[str]) ->
         judged.discard()
     if wrong:
         settled = f"{wrong[0]} was not settled after {TURNS} turns of the two engines"
-        return stats, "unproven", f"{settled} ({len(wrong)} boundaries in all)"
-    if elsewhere:
-        return stats, "engine", f"on these inputs the sides also differ at {', '.join(elsewhere[:3])}"
-    return stats, "engine", ""
+        return Composite(stats, "unproven", f"{settled} ({len(wrong)} boundaries in all)")
+    return Composite(stats, "engine", "", elsewhere)
 
 
 def _without_engine(

@@ -15,6 +15,8 @@ from diffcheck.ablate.result import sides_in_words
 
 _STYLE = {"explained": "green", "remainder": "yellow", "inconclusive": "yellow"}
 _BAR = 10
+#: Boundaries that are named before the rest is counted.
+_SHOWN = 3
 
 
 def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
@@ -23,7 +25,7 @@ def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
     parts: list[RenderableType] = [Text(ablation["summary"])]
     if ablation["reason"]:
         parts.append(Text(ablation["reason"], style="yellow"))
-    if ablation["units"] and ablation["units"][0]["alone"]:
+    if any(u["alone"] or u["left_out"] for u in ablation["units"]):
         parts += list(_causes(ablation))
         parts += [Text(""), _units(ablation)]
         parts += list(_notes(ablation))
@@ -51,7 +53,7 @@ def _units(ablation: Mapping[str, Any]) -> RenderableType:
             table.add_row(name, _removed(alone), "unproven" if left_out else "", "")
             continue
         leaves = 1 - left_out["removed"]["mean"]
-        table.add_row(name, _removed(alone), _percent(leaves), _bar(leaves))
+        table.add_row(name, _removed(alone), _percent(leaves) + ("*" if left_out["place"] else ""), _bar(leaves))
     return table
 
 
@@ -118,9 +120,18 @@ def _notes(ablation: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"Differ without being needed: {', '.join(spare)}")
     if ablation["minimal_verified"] and len(ablation["minimal"]) > 1:
         yield Text("The set is minimal: with any one of them left out, logprobs differ.")
-    notes = {t["note"] for u in units for t in (u["alone"], u["left_out"]) if t and t["note"]}
-    for note in sorted(notes):
+    trials = [t for u in units for t in (u["alone"], u["left_out"]) if t]
+    if any(t["place"] for t in trials):
+        yield Text(
+            "* left out in one layer only: over all layers it would take too many turns of the engines", style="dim"
+        )
+    for note in sorted({t["note"] for t in trials if t["note"]}):
         yield Text(f"  {note}", style="yellow")
+    if also := sorted({name for t in trials for name in t["elsewhere"]}):
+        more = f" and {len(also) - _SHOWN} more" if len(also) > _SHOWN else ""
+        yield Text(
+            f"On the inputs of these forwards the sides also differ at {', '.join(also[:_SHOWN])}{more}.", style="dim"
+        )
 
 
 def _walk(ablation: Mapping[str, Any]) -> RenderableType:

@@ -54,8 +54,12 @@ class Trial:
     engine: str
     #: Engine runs that the trial took.
     runs: int
-    #: What a reader must know: rows that could not be proven, operators that differ only on these inputs.
+    #: Why it is unproven.
     note: str = ""
+    #: The one boundary that was left out where the whole unit would be too deep.
+    place: str = ""
+    #: Boundaries besides the origins at which the two sides differ on this forward's inputs.
+    elsewhere: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -77,9 +81,9 @@ class Unit:
     #: Profile, or "inferred", whose contract gives all bits of the donor's (host's) operator; empty: none is known.
     donor_contract: str = ""
     host_contract: str = ""
-    #: Only this unit aligned.
+    #: Only this unit aligned; None where it was not run, or would take more turns of the engines than are allowed.
     alone: Trial | None = None
-    #: Every unit aligned but this one.
+    #: Every unit aligned but this one or, where that is too deep, but one place of it.
     left_out: Trial | None = None
     in_minimal: bool = False
     #: As in ``verdict.contracts.differs_in``: boundary, field, left, right, sentence. Only with inference.

@@ -15,6 +15,7 @@ from diffcheck.ablate import Ablation, Side, ablation, composite, units
 from diffcheck.ablate import walk as walking
 from diffcheck.ablate.contracts import Known
 from diffcheck.ablate.walk import steps_planned
+from diffcheck.boundaries import graph
 from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
@@ -165,20 +166,35 @@ def test_what_was_not_observed_is_no_one_to_blame(bench: Bench) -> None:
 def test_a_unit_too_deep_for_the_turns_is_shown_to_be_needed_in_one_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without contracts each layer takes a turn. What was not settled is not believed."""
+    """Without contracts each layer takes a turn. Where they are too many no forward is wasted on them."""
     monkeypatch.setattr(ablation, "known", lambda side, *_: Known(side.name))
-    monkeypatch.setattr(composite, "TURNS", 2)
+    monkeypatch.setattr(composite, "TURNS", 3)
     monkeypatch.setattr(units, "FEW", 0)
     bench = Bench(tmp_path, ((3, 2),), num_hidden_layers=4)
     kinds = ("layers.*.input_layernorm: rounding.normalised=bfloat16", "layers.*.mlp.act: rounding.silu=bfloat16")
     answer = bench.ablate(bench.side("train", *kinds), bench.side("rollout"))
-    norm, act = answer.units
-    for unit in (norm, act):
-        assert unit.alone is not None and unit.left_out is not None
-        assert unit.alone.evidence == "unproven" and "not settled" in unit.alone.note
-        assert unit.left_out.evidence == "engine" and "only" in unit.left_out.note
-        assert unit.left_out.logprobs.mismatch_count > 0
-    assert answer.status == "explained" and answer.minimal_verified
+    for unit in answer.units:
+        assert unit.alone is None and unit.left_out is not None
+        assert unit.left_out.evidence == "engine" and unit.left_out.place == unit.boundaries[0]
+        assert unit.left_out.logprobs.mismatch_count > 0 and unit.left_out.runs <= 4
+    assert answer.status == "explained" and answer.minimal_verified and not answer.pairs
+
+
+def test_a_forward_that_the_turns_do_not_settle_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two units in one layer has its inputs only after the first has its own."""
+    names = ["layers.0.input_layernorm", "layers.0.mlp.gate_proj", "layers.0.mlp.down_proj"]
+    bench = Bench(tmp_path)
+    flips = tuple(BitFlip(name, 0, 4, 3, bit=6) for name in names)
+    host, donor = bench.side("train", interventions=flips), bench.side("rollout")
+    nodes = graph(bench.config)
+    table = composite.Bench(host, donor, nodes, [n.name for n in nodes], bench.model, names)
+    monkeypatch.setattr(composite, "TURNS", 2)
+    made = composite.compose(table, donor, host, names[1:])
+    assert made.evidence == "unproven" and "layers.0.mlp.down_proj was not settled after 2 turns" in made.note
+    monkeypatch.setattr(composite, "TURNS", 3)
+    assert composite.compose(table, donor, host, names[1:]).evidence == "engine"
 
 
 def trace_only(side: Side) -> Side:
