@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from fastpath.backend import TARGETS, Plan
 from fastpath.compiled.catalogue import calls, contract
@@ -164,14 +166,36 @@ def test_unknown_target_and_call_are_refused() -> None:
         list(examine("gfx90a", "rope"))
 
 
-def test_other_triton_release() -> None:
-    """The same checks under the release named by RLK_OTHER_TRITON, a folder made by `pip install --target`."""
+#: Together they launch every kernel; the exhaustive test takes all calls.
+REACHING_ALL = (
+    *("rms_norm/bfloat16/residual", "qk_norm/bfloat16", "swiglu/bfloat16", "rope/bfloat16/halves", "rope/bfloat16"),
+    *("residual_add/bfloat16", "embedding/bfloat16", "kv_cache/bfloat16", "attention/mfma-cdna3-g8/bfloat16/64/"),
+    *("row_linear/mfma-cdna3-g8/bfloat16/64/bias", "lm_head_logprob/mfma-cdna3-g8/bfloat16/64", "logsumexp"),
+    *("logprob/bfloat16", "processed_logits"),
+)
+
+
+def other_release(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The checks for gfx942 under the release in the folder RLK_OTHER_TRITON: `pip install --target`, by make test."""
     other = os.environ.get("RLK_OTHER_TRITON")
     if not other:
-        pytest.skip("RLK_OTHER_TRITON names no folder with another Triton release")
-    for arch in TARGETS_WITH_CODE:
-        command = [sys.executable, "-m", "fastpath.compiled", "--target", arch, "--only", "/bfloat16/residual"]
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": other}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        pytest.skip("RLK_OTHER_TRITON names no folder with another Triton release; make test sets it")
+    command = [sys.executable, "-m", "fastpath.compiled", "--target", "gfx942", *arguments]
+    environment = {**os.environ, "PYTHONPATH": other}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_other_triton_release(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = other_release("--only", ",".join(REACHING_ALL), "--json", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert found["triton"] != triton.__version__
+    every = {launch.kernel.fn.__name__ for _, launch in planned("gfx942", calls())}
+    assert {entry["kernel"] for entry in found["reports"]} == every
+
+
+@pytest.mark.exhaustive
+def test_every_kernel_and_schedule_passes_in_the_other_release() -> None:
+    done = other_release()
+    assert done.returncode == 0, done.stdout + done.stderr
