@@ -46,6 +46,7 @@ def _notes(units: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader must know of single forwards."""
     trials = [trial for unit in units for trial in (unit["alone"], unit["left_out"]) if trial]
     notes = {trial["note"] for trial in trials if trial["note"]}
+    notes |= {f"Too deep to leave out whole: left out at {t['place']} only." for t in trials if t["place"]}
     if any(trial["evidence"] == "unproven" for trial in trials):
         notes.add("? marks a forward in which the borrowed operator's bits could not be proven for all rows.")
     return sorted(notes)
