@@ -100,7 +100,7 @@ def weigh(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     # both operands as the product takes them: a transposition in between would keep copies from running ahead
-    line = block * ROWS + row
+    line = block * ROWS + row  # counted, not a pointer that the loop carries: Triton 3.6 cannot analyse that for gfx942
     p = tl.load(p_rows + line[None, :] * KEYS + tl.arange(0, KEYS)[:, None])
     alpha = tl.broadcast_to(tl.load(alphas + line)[None, :], [COLUMNS, ROWS])
     total = tl.fma(total, alpha, tl.broadcast_to(tl.load(sums + line)[None, :], [COLUMNS, ROWS]))

@@ -166,7 +166,7 @@ def attention(
 
 def spreads(step: int, sequences: int, kv_heads: int, group: int, most_keys: int) -> bool:
     """Whether a decode step fills the device better with programs per block and per feature; bits are the same."""
-    workspace = 6 * sequences * kv_heads * group * most_keys
+    workspace = 6 * sequences * kv_heads * (8 if group <= 8 else 16) * most_keys
     return step == MATRIX and group <= 16 and sequences * kv_heads < 256 and most_keys > 256 and workspace < 2**30
 
 
