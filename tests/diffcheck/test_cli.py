@@ -137,7 +137,12 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     samples = tmp_path / "s.jsonl"
     samples.write_text(json.dumps({"prompt_token_ids": [1] * 200, "response_token_ids": [2] * 200}) + "\n")
     process = subprocess.Popen(
-        [*command, "--samples", str(samples)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*command, "--samples", str(samples)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A background job hands down the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     while "reference forward" not in process.stderr.readline():
