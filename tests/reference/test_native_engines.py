@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.reference.processor import modelled_processor
+
 pytestmark = [
     pytest.mark.engines,
-    pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="models the matrix products of AVX-512 BF16"),
+    modelled_processor,
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from reference.contract import profile
 from reference.models.qwen3 import forward
 from tests.reference.exact import assert_same_bits
+from tests.reference.processor import modelled_processor
 from tests.reference.tiny_model import batch, config, weights
 
 torch = pytest.importorskip("torch")
@@ -58,7 +59,7 @@ def observed(model: Any) -> dict[str, Any]:
     return {**seen, "logprobs": chosen.numpy()[:, None]}
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="models the matrix products of AVX-512 BF16")
+@modelled_processor
 def test_every_boundary_and_logprob_is_equal() -> None:
     w = weights(CONFIG)
     theirs, ours = observed(hugging_face(w)), {}

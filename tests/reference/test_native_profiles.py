@@ -24,6 +24,7 @@ from reference.operators import (
     swiglu,
 )
 from tests.reference.exact import assert_same_bits, bits
+from tests.reference.processor import modelled_processor
 
 torch = pytest.importorskip("torch")
 
@@ -163,11 +164,6 @@ def test_float32_silu() -> None:
     assert_same_bits(swiglu(gate.numpy(), up.numpy(), contract), (torch.nn.functional.silu(gate) * up).numpy())
 
 
-needs_avx512_bf16 = pytest.mark.skipif(
-    not torch.cpu._is_avx512_bf16_supported(), reason="the modelled matrix products are those of AVX-512 BF16"
-)
-
-
 def cancelling(tokens: int, inputs: int, outputs: int, dtype: str) -> tuple[Any, Any]:
     """Operands whose products nearly cancel, so that bfloat16 outputs show the order of the sum."""
     half = inputs // 2
@@ -177,7 +173,7 @@ def cancelling(tokens: int, inputs: int, outputs: int, dtype: str) -> tuple[Any,
     return x.to(getattr(torch, dtype)), torch.cat([w, w], dim=1).to(getattr(torch, dtype))
 
 
-@needs_avx512_bf16
+@modelled_processor
 @pytest.mark.parametrize(("inputs", "block"), [(64, 512), (128, 512), (512, 512), (576, 512), (1536, 1024)])
 def test_bfloat16_linear(inputs: int, block: int) -> None:
     """FMAs in pairs, the odd element first; a new chain every 512 elements of K, or 1,024 where the library prefers."""
@@ -190,7 +186,7 @@ def test_bfloat16_linear(inputs: int, block: int) -> None:
     assert not np.array_equal(bits(ascending), bits(got))
 
 
-@needs_avx512_bf16
+@modelled_processor
 @pytest.mark.parametrize("inputs", [128, 576, 1024])
 def test_float32_linear(inputs: int) -> None:
     x, w = cancelling(64, inputs, 96, "float32")
@@ -198,7 +194,7 @@ def test_float32_linear(inputs: int) -> None:
     assert_same_bits(linear(x.numpy(), w.numpy(), contract), torch.nn.functional.linear(x, w).numpy())
 
 
-@needs_avx512_bf16
+@modelled_processor
 @pytest.mark.engines
 @pytest.mark.parametrize(("inputs", "dtype"), [(128, "bfloat16"), (576, "bfloat16"), (576, "float32")])
 def test_linear_of_vllm(inputs: int, dtype: str) -> None:
@@ -210,7 +206,7 @@ def test_linear_of_vllm(inputs: int, dtype: str) -> None:
     assert_same_bits(linear(numpy(x), numpy(w), contract), numpy(expected))
 
 
-@needs_avx512_bf16
+@modelled_processor
 @pytest.mark.parametrize(("length", "head_dim"), [(20, 32), (100, 64), (200, 128)])
 def test_eager_attention(length: int, head_dim: int) -> None:
     """Megatron's unfused attention, batched product by batched product, and transformers' with its further rounding."""

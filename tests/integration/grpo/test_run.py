@@ -166,6 +166,7 @@ def test_a_torn_weight_file_stops_the_run_before_a_rollout(
     assert records(out) == records(strict)
 
 
+@pytest.mark.exhaustive
 def test_killed_engines_are_replaced_and_the_steps_are_the_same(
     engines: SharedEngines, strict: Path, tmp_path: Path
 ) -> None:
