@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.session import Workers
 from diffcheck.capture.worker import die_with_parent, end, serve
+from integration.grpo.config import GrpoConfig
 
 
 class Actor(Protocol):
@@ -115,3 +117,17 @@ def main(make: Callable[[dict[str, Any]], Any]) -> None:
 
 def quiet(_what: str, _done: int, _total: int) -> None:
     """For an adapter whose progress nobody watches."""
+
+
+def engine_options(engine: str, config: GrpoConfig, options: dict[str, Any], **own: Any) -> EngineOptions:
+    """How both engines of a run are started; ``own`` are the fields that one of them needs besides."""
+    return EngineOptions(
+        engine=engine,
+        model=Path(options["folder"]),
+        dtype=config.dtype,
+        tensor_parallel=config.tp,
+        device=config.device,
+        profile=config.profile,
+        max_length=int(options["max_length"]),
+        **own,
+    )

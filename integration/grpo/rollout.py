@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.vllm import Adapter
 from diffcheck.errors import EngineError
-from integration.grpo.actors import main, quiet
+from integration.grpo.actors import engine_options, main, quiet
 from integration.grpo.config import GrpoConfig
 from integration.grpo.weights import read_weights
 from integration.vllm import following
@@ -29,16 +29,11 @@ class Rollout:
     def __init__(self, options: dict[str, Any]) -> None:
         self._config = config = GrpoConfig(**options["config"])
         self._stop = list(options["stop"])
-        length = int(options["max_length"])
         self._adapter = Adapter(
-            EngineOptions(
-                engine="vllm",
-                model=Path(options["folder"]),
-                dtype=config.dtype,
-                tensor_parallel=config.tp,
-                device=config.device,
-                profile=config.profile,
-                max_length=length,
+            engine_options(
+                "vllm",
+                config,
+                options,
                 max_sequences=config.max_sequences,
                 extra={
                     # The distribution that is drawn from, which the trainer recomputes.
@@ -46,7 +41,7 @@ class Rollout:
                     "enable_prefix_caching": True,
                     "block_size": 32,
                     # vLLM on a CPU cannot draw with a request's own seed while its prompt is prefilled in chunks.
-                    "max_num_batched_tokens": max(2048, config.max_sequences * length),
+                    "max_num_batched_tokens": max(2048, config.max_sequences * int(options["max_length"])),
                 },
             ),
             quiet,

@@ -10,10 +10,10 @@ from typing import Any
 
 from diffcheck.capture.megatron import Adapter
 from diffcheck.capture.megatron_weights import parameters
-from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.plan import CapturePlan
 from diffcheck.errors import EngineError, InputError
 from diffcheck.record import weight_digest
-from integration.grpo.actors import main, quiet
+from integration.grpo.actors import engine_options, main, quiet
 from integration.grpo.config import GrpoConfig
 from integration.grpo.objective import objective
 from integration.grpo.optimizer import MasterOptimizer
@@ -37,14 +37,10 @@ class Trainer:
         self._config = config = GrpoConfig(**options["config"])
         self._strict = config.profile is not None
         self._adapter = Adapter(
-            EngineOptions(
-                engine="megatron",
-                model=Path(options["folder"]),
-                dtype=config.dtype,
-                tensor_parallel=config.tp,
-                device=config.device,
-                profile=config.profile,
-                max_length=int(options["max_length"]),
+            engine_options(
+                "megatron",
+                config,
+                options,
                 extra={"micro_batch": config.micro_batch, "threads": config.threads},
             ),
             quiet,
