@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diffcheck.faults.changes import Change
 from diffcheck.faults.runs import (
     ALONE,
     BOTH,
     NATIVE,
+    STALE_PREFIX,
     Lengths,
     RealFault,
     Run,
@@ -257,13 +260,8 @@ DOUBLE = (
     ),
     known(
         "stale-prefix-and-kv-scale",
-        Run(
-            "vllm",
-            "layers.0.self_attn.k_cache",
-            changes=(Change("weights.cached_prefixes", {"stale": True}),),
-            healthy=(Change("weights.cached_prefixes", {"stale": False}),),
-            setup=ALONE,
-            happened="prefix_cached_tokens",
+        replace(
+            STALE_PREFIX,
             then=(Change("vllm.scaled_values", {"factor": 2.0}),),
             then_where="layers.0.self_attn.v_cache",
         ),

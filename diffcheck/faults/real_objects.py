@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from diffcheck.faults.changes import Change
 from diffcheck.faults.runs import (
-    ALONE,
     BOTH,
     NATIVE,
+    STALE_PREFIX,
     TIED,
     RealFault,
     Run,
@@ -168,15 +168,5 @@ WEIGHTS = (
         "Megatron's fused projection holds q, k and v one after the other, not by key-value group",
         (refused("megatron", "weights.model.layers.0.self_attn.", Change("weights.not_interleaved", {"layer": 0})),),
     ),
-    known(
-        "stale-prefix-cache",
-        Run(
-            "vllm",
-            "layers.0.self_attn.k_cache",
-            changes=(Change("weights.cached_prefixes", {"stale": True}),),
-            healthy=(Change("weights.cached_prefixes", {"stale": False}),),
-            setup=ALONE,
-            happened="prefix_cached_tokens",
-        ),
-    ),
+    known("stale-prefix-cache", STALE_PREFIX),
 )

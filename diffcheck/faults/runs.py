@@ -82,6 +82,15 @@ class RealFault:
 NATIVE = Setup(profile=None, dtype="float32")
 ALONE = Setup(alone=True)
 TIED = Setup(tied=True)
+#: Keys of old weights that a prefix cache hands to a later request.
+STALE_PREFIX = Run(
+    "vllm",
+    "layers.0.self_attn.k_cache",
+    changes=(Change("weights.cached_prefixes", {"stale": True}),),
+    healthy=(Change("weights.cached_prefixes", {"stale": False}),),
+    setup=ALONE,
+    happened="prefix_cached_tokens",
+)
 
 
 def known(name: str, *runs: Run) -> RealFault:
