@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 
 
+#: Fields of the record that older traces do not have.
+_LATER = {"rope_tables", "layers"}
+
+
 @dataclass
 class KvMapping:
     """Where each logical position of each sample lives in the engine's cache.
@@ -66,8 +70,14 @@ class ObjectRecord:
     #: 1 where the position predicts a token that counts in the loss.
     active: list[list[int]] = field(default_factory=list)
     attention_mask: str = "causal"
-    #: theta, rotary dimension and scaling of the live module.
+    #: Rotary dimension, and theta, scaling and attention factor where the live table is, in every frequency, the one
+    #: that they give; a table that no parameters give has none of them here, only its bits in `rope_tables`.
     rope: dict[str, Any] = field(default_factory=dict)
+    #: Live tables of RoPE, one entry a distinct table: see `diffcheck.capture.rope.table_entry`.
+    rope_tables: list[dict[str, Any]] = field(default_factory=list)
+    #: Field -> boundary -> what the live module there computes with: "epsilon", "scale", "bias", "heads", "kv_scale",
+    #: "dtype".
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     kv: KvMapping = field(default_factory=KvMapping)
     real_vocab: int = 0
     #: Rows of the engine's own embedding table and head; may differ.
@@ -91,7 +101,7 @@ class ObjectRecord:
             ValueError: a field is missing or unknown; it is named.
         """
         names = {f.name for f in fields(cls)}
-        if missing := sorted(names - set(data)):
+        if missing := sorted(names - set(data) - _LATER):
             raise ValueError(f"object record: field {missing[0]!r} is missing")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"object record: unknown field {unknown[0]!r}")

@@ -18,7 +18,10 @@ from integration.arrays import dtype_name, to_array, to_tensor
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
+from reference.formats import FORMATS
 from reference.operators.kv_cache import KeyValues
+from reference.primitives import RopeParameters, inverse_frequencies
+from reference.rounding import round_to
 
 Tensor = Any
 #: Profiles whose arithmetic the engines can follow on a CPU: specifications, not descriptions of engines.
@@ -47,6 +50,8 @@ class StrictOperators:
         self.calls: Counter[str] = Counter()
         #: The functions behind the operators: the reference's, or the same with compiled loops.
         self._ops: Any = _compiled() if self.profile.name == STRICT[0] else ops
+        #: Positions, parameters, features, table of the last rotation, and whether the table is the specification's.
+        self.rope_seen: tuple[Any, float | RopeParameters, int, ops.RopeTable, bool] | None = None
         self._rope_table: tuple[tuple[Any, ...], ops.RopeTable] | None = None
 
     def __deepcopy__(self, memo: Any) -> StrictOperators:
@@ -108,12 +113,36 @@ class StrictOperators:
         y = self._ops.row_linear_merge(rows, contract, reduction, None if bias is None else to_array(bias))
         return self._out(y).reshape(partials[0].shape)
 
-    def rope(self, x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        """Rotate ``x`` [tokens, heads, head_dim] by integer ``positions`` [tokens]."""
-        table = self.rope_table(positions, int(x.shape[-1]), theta)
-        return self._out(self._ops.rope(to_array(x), table, self._called("rope")))
+    def rope(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        theta: float | RopeParameters,
+        dim: int | None = None,
+        given: ops.RopeTable | None = None,
+    ) -> Tensor:
+        """Rotate the first ``dim`` features of ``x`` [tokens, heads, head_dim] by integer ``positions`` [tokens].
 
-    def rope_table(self, positions: Tensor, head_dim: int, theta: float) -> ops.RopeTable:
+        Args:
+            dim: None rotates whole heads.
+            given: the table of an engine whose own was changed while it lived, rows of ``positions``; None is the
+                specification's.
+        """
+        dim = int(x.shape[-1]) if dim is None else dim
+        table = self.rope_table(positions, dim, theta) if given is None else self._narrowed(given)
+        self.rope_seen = positions.detach().cpu().numpy(), theta, dim, table, given is None
+        values = to_array(x)
+        if dim == values.shape[-1]:
+            return self._out(self._ops.rope(values, table, self._called("rope")))
+        turned = self._ops.rope(np.ascontiguousarray(values[..., :dim]), table, self._called("rope"))
+        return self._out(np.concatenate([turned, values[..., dim:]], axis=-1))
+
+    def _narrowed(self, table: ops.RopeTable) -> ops.RopeTable:
+        """``table`` in the precision of the contract."""
+        form = self.contracts["rope"].precision.table
+        return ops.RopeTable(*(round_to(part, FORMATS[form]) if form != "float32" else part for part in table))
+
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float | RopeParameters) -> ops.RopeTable:
         """Cosines and sines, float32 arrays [tokens, head_dim / 2], of ``positions`` [tokens]."""
         where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
         key = (where.tobytes(), head_dim, theta, self.contracts["rope"])
@@ -121,6 +150,23 @@ class StrictOperators:
             # Every layer of a forward rotates by the same positions.
             self._rope_table = key, self._ops.rope_table(where, head_dim, theta, self.contracts["rope"])
         return self._rope_table[1]
+
+    def live_rope(self) -> dict[str, Any] | None:
+        """What the last rotation read, for the capture's record: frequencies [dim / 2] or None where it was given a
+        table, attention factor, and the rows of the table by position; None if nothing was rotated.
+        """
+        if self.rope_seen is None:
+            return None
+        positions, theta, dim, table, own = self.rope_seen
+        parameters = theta if isinstance(theta, RopeParameters) else RopeParameters(float(theta))
+        where, first = np.unique(positions, return_index=True)
+        return {
+            "frequencies": inverse_frequencies(dim, parameters) if own else None,
+            "attention_factor": parameters.attention_factor if own else None,
+            "positions": where,
+            "cos": table.cos[first],
+            "sin": table.sin[first],
+        }
 
     def kv_cache(self, x: Tensor) -> Tensor:
         """Keys or values as the cache stores them."""
@@ -147,9 +193,21 @@ class StrictOperators:
         both = to_array(tokens[start - first * size : stop - first * size])
         return both[..., : width // 2], both[..., width // 2 :]
 
-    def attention(self, q: Tensor, positions: NDArray[np.int64], kv: KeyValues, scale: float | None) -> Tensor:
-        """Attention of some tokens ``q`` [tokens, heads, head_dim] of one sequence over its keys."""
-        return self._out(self._ops.attention(to_array(q), positions, kv, self._called("attention"), scale=scale))
+    def attention(
+        self,
+        q: Tensor,
+        positions: NDArray[np.int64],
+        kv: KeyValues,
+        scale: float | None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Attention of some tokens ``q`` [tokens, heads, head_dim] of one sequence over its keys, or the ``window``
+        newest of them.
+        """
+        contract = self._called("attention")
+        if window is None:
+            return self._out(self._ops.attention(to_array(q), positions, kv, contract, scale=scale))
+        return self._out(ops.attention(to_array(q), positions, kv, contract, scale=scale, window=window))
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""

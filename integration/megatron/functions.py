@@ -131,18 +131,24 @@ class MergeRanks(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Rope(torch.autograd.Function):  # type: ignore[misc]
-    """(x [tokens, heads, head_dim], positions [tokens]) -> rotated."""
+    """(x [tokens, heads, head_dim], positions [tokens]) -> its first ``dim`` features rotated."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        ctx.cos, ctx.sin = (torch.from_numpy(part)[:, None] for part in own.rope_table(positions, x.shape[-1], theta))
-        return own.rope(x, positions, theta)
+    def forward(
+        ctx: Any, own: StrictOperators, x: Tensor, positions: Tensor, theta: Any, dim: int, given: Any
+    ) -> Tensor:
+        y = own.rope(x, positions, theta, dim, given)
+        assert own.rope_seen is not None
+        table = own.rope_seen[3]
+        ctx.cos, ctx.sin = (torch.from_numpy(np.array(part))[:, None] for part in (table.cos, table.sin))
+        ctx.dim = dim
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        a, b = grad.float().chunk(2, dim=-1)
-        dx = torch.cat([a * ctx.cos + b * ctx.sin, b * ctx.cos - a * ctx.sin], dim=-1)
-        return None, dx.to(grad.dtype), None, None
+        a, b = grad[..., : ctx.dim].float().chunk(2, dim=-1)
+        dx = torch.cat([a * ctx.cos + b * ctx.sin, b * ctx.cos - a * ctx.sin], dim=-1).to(grad.dtype)
+        return None, torch.cat([dx, grad[..., ctx.dim :]], dim=-1), None, None, None, None
 
 
 class ResidualAdd(torch.autograd.Function):  # type: ignore[misc]
@@ -174,14 +180,17 @@ class Swiglu(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Causal attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+    """Causal attention of whole sequences, over all keys or the ``window`` newest: q [tokens, batch, heads, head_dim],
+    k and v with their KV heads.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, own: StrictOperators, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         ctx.save_for_backward(q, k, v)
+        ctx.window = window
         positions = np.arange(q.shape[0])
         rows = [
-            own.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None)
+            own.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None, window)
             for b in range(q.shape[1])
         ]
         return torch.stack(rows, dim=1)
@@ -194,6 +203,8 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         wide_k, wide_v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scale = 1.0 / math.sqrt(dim)
         hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        if ctx.window is not None:
+            hidden |= torch.ones(tokens, tokens, dtype=torch.bool).tril(-ctx.window)
         p = torch.softmax((q @ wide_k.transpose(-1, -2) * scale).masked_fill(hidden, -math.inf), dim=-1)
         out = grad.float().permute(1, 2, 0, 3)
         dp = out @ wide_v.transpose(-1, -2)
@@ -203,7 +214,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         def share(x: Tensor) -> Tensor:
             return x.unflatten(1, (-1, group)).sum(2)
 
-        return None, *(x.permute(2, 0, 1, 3).to(grad.dtype) for x in (dq, share(dk), share(dv)))
+        return None, *(x.permute(2, 0, 1, 3).to(grad.dtype) for x in (dq, share(dk), share(dv))), None
 
 
 class ProcessedLogits(torch.autograd.Function):  # type: ignore[misc]

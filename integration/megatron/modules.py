@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from integration.megatron import functions
 from integration.operators import StrictOperators
+from reference.operators import RopeTable
+from reference.primitives import RopeParameters, table_of_angles
 
 Tensor = Any
 OPERATORS = "rlk_operators"
@@ -95,11 +99,17 @@ class StrictCoreAttention(torch.nn.Module):  # type: ignore[misc]
         if attn_mask_type != AttnMaskType.causal or config.attention_dropout:
             raise TypeError("attention that is not causal, or with dropout, has no strict contract")
         self._own = operators_of(config)
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        #: As Megatron's: (earlier keys, later keys) of a query, or None.
+        self.window_size = config.window_size if windowed else None
+        if self.window_size is not None and self.window_size[1] != 0:
+            raise TypeError("a window over later keys has no strict contract")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
         if options.get("packed_seq_params") is not None or options.get("attention_bias") is not None:
             raise TypeError("packed sequences and attention biases have no strict path yet")
-        return functions.Attention.apply(self._own, query, key, value).flatten(2)
+        window = None if self.window_size is None else self.window_size[0] + 1
+        return functions.Attention.apply(self._own, query, key, value, window).flatten(2)
 
 
 class StrictMLP(MLP):  # type: ignore[misc]
@@ -137,6 +147,40 @@ def bias_dropout_add(own: StrictOperators) -> Callable[..., Any]:
     return lambda training, fused: add
 
 
+class LiveRope:
+    """The angles that the model's rotary embedding gave when it was built, to notice that somebody changed it since.
+
+    The strict table is the specification's, made from the parameters; an embedding that was changed while it lived is
+    obeyed instead, for a change that shows in no bit would be one that nobody can find.
+    """
+
+    def __init__(self, rotary: Any, theta: float | RopeParameters) -> None:
+        self.theta = theta
+        rope = theta if isinstance(theta, RopeParameters) else RopeParameters(theta)
+        self._factor = rope.factor if rope.kind == "linear" else 1.0
+        self._mscale = np.float32(rope.attention_factor)
+        emb = rotary.get_emb(2)
+        emb = emb[0] if isinstance(emb, tuple) else emb
+        row = emb[1, 0, 0, : emb.shape[-1] // 2]
+        #: Frequencies [dim / 2] of Megatron's own making, which differ from the specification's in last bits; linear
+        #: scaling is its factor of positions.
+        self._frequencies = (rotary.inv_freq if self._factor != 1.0 else row).clone()
+
+    def positions(self, first: Tensor) -> Tensor:
+        """Positions [length] of angles of the first pair, whose frequency is 1 before linear scaling."""
+        return (first * self._factor).round().long()
+
+    def changed(self, angles: Tensor, mscale: float) -> RopeTable | None:
+        """The table of ``angles`` [length, dim] where they are not those of the frequencies at building; else None."""
+        half = angles[:, : angles.shape[1] // 2]
+        # Linear scaling multiplies positions before, which rounds once more.
+        made = torch.outer(self.positions(half[:, 0]).float() * (1 / self._factor), self._frequencies)
+        if half.equal(made) and np.float32(mscale) == self._mscale:
+            return None
+        table = table_of_angles(np.ascontiguousarray(half.float().numpy()), mscale)
+        return RopeTable(table.cos, table.sin)
+
+
 def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Megatron's RoPE function; models without a strict profile keep ``native``."""
 
@@ -146,13 +190,16 @@ def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         own = getattr(config, OPERATORS, None)
         if own is None:
             return native(t, freqs, config, cu_seqlens=cu_seqlens, mscale=mscale, **rest)
-        if cu_seqlens is not None or mscale != 1.0 or config.rotary_interleaved:
-            raise TypeError("packed, scaled or interleaved RoPE has no strict path yet")
-        # The first inverse frequency is theta ** 0 = 1, so the first angle is the position.
-        positions = freqs[:, 0, 0, 0].long()
+        if cu_seqlens is not None or config.rotary_interleaved:
+            raise TypeError("packed or interleaved RoPE has no strict path yet")
         length, batch, heads, dim = t.shape
-        rows = positions.repeat_interleave(batch)
-        theta = config.rlk_theta
-        return functions.Rope.apply(own, t.reshape(-1, heads, dim), rows, theta).reshape(length, batch, heads, dim)
+        rope: LiveRope = config.rlk_rope
+        rows = rope.positions(freqs[:, 0, 0, 0]).repeat_interleave(batch)
+        given = rope.changed(freqs[:, 0, 0, :], float(mscale))
+        if given is not None and batch > 1:
+            given = RopeTable(*(np.repeat(part, batch, axis=0) for part in given))
+        flat = t.reshape(-1, heads, dim)
+        theta, turned = config.rlk_theta, int(freqs.shape[-1])
+        return functions.Rope.apply(own, flat, rows, theta, turned, given).reshape(length, batch, heads, dim)
 
     return apply

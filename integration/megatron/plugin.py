@@ -8,6 +8,7 @@ from typing import Any
 
 from integration.operators import StrictOperators
 from integration.versions import Patch, apply_patches, check_version
+from reference.primitives import RopeParameters
 
 Tensor = Any
 #: Release series that were read and tested.
@@ -50,11 +51,11 @@ def prepare(profile: str) -> None:
     _profile = profile
 
 
-def specification(config: Any, theta: float) -> Any:
+def specification(config: Any, theta: float | RopeParameters) -> Any:
     """The decoder's specification with our modules, for a TransformerConfig of the local one.
 
     Args:
-        theta: of RoPE. The profile is the one of `prepare`; it becomes part of ``config``.
+        theta: of RoPE, or all its parameters. The profile is the one of `prepare`; it becomes part of ``config``.
 
     Raises:
         TypeError: a configuration with fusions, dropout or parallelism that has no strict contract.
@@ -141,6 +142,7 @@ def finish(model: Any) -> Any:
             raise TypeError(f"expected {native.__name__}, found {type(module).__name__}")
         module.__class__ = strict
         setattr(module, modules.OPERATORS, own)
+    model.config.rlk_rope = modules.LiveRope(model.rotary_pos_emb, model.config.rlk_theta)
     return model
 
 
@@ -206,7 +208,7 @@ def begin(model: Any) -> None:
         for name, module in model.named_modules()
         if not list(module.children())
         and not type(module).__module__.startswith("integration.")
-        and type(module).__name__ not in ("RotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
+        and type(module).__name__ not in ("RotaryEmbedding", "YarnRotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
     ]
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} would run natively")

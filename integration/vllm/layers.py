@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -16,10 +17,15 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import LinearScalingRotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from integration.operators import weight_array
 from integration.vllm.state import operators
+from reference.operators import RopeTable
+from reference.primitives import RopeParameters
 
 Tensor = Any
 
@@ -113,22 +119,79 @@ class StrictRMSNorm(RMSNorm):  # type: ignore[misc]
         return own.rms_norm(total, weight, self.variance_epsilon), total
 
 
-class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
-    """Rotates q and k [tokens, heads * head_dim] with the specification's table."""
+class _StrictRotation:
+    """Rotates q and k [tokens, heads * head_dim] with the specification's table, of whichever scaling it is mixed into.
+
+    A table that was changed while the engine lived is obeyed instead of the specification's: a change that shows in no
+    bit would be one that nobody can find.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.rotary_dim != self.head_size or not self.is_neox_style:
-            raise TypeError("RoPE over a part of the head, or of interleaved pairs, has no strict contract")
+        if not self.is_neox_style:  # type: ignore[attr-defined]
+            raise TypeError("RoPE of interleaved pairs has no strict contract")
+        cache: Tensor = self.cos_sin_cache  # type: ignore[has-type]
+        self.rlk_made = cache.clone()
+
+    def rlk_parameters(self) -> float | RopeParameters:
+        """What the table is made from, read from the live module."""
+        live: Any = self
+        theta = float(live.base)
+        if isinstance(self, Llama3RotaryEmbedding):
+            return RopeParameters(
+                theta,
+                "llama3",
+                float(live.scaling_factor),
+                float(live.low_freq_factor),
+                float(live.high_freq_factor),
+                int(live.orig_max_position),
+            )
+        if isinstance(self, YaRNScalingRotaryEmbedding):
+            return RopeParameters(
+                theta,
+                "yarn",
+                float(live.scaling_factor),
+                original_max_position_embeddings=int(live.max_position_embeddings),
+                beta_fast=float(live.beta_fast),
+                beta_slow=float(live.beta_slow),
+                truncate=bool(live.truncate),
+                attention_factor=float(live.mscale),
+            )
+        if isinstance(self, LinearScalingRotaryEmbedding):
+            if len(live.scaling_factors) != 1:
+                raise TypeError("several linear scaling factors at once have no strict contract")
+            return RopeParameters(theta, "linear", float(live.scaling_factors[0]))
+        return theta
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        live: Any = self
         own, where = operators(query.dtype), positions.flatten()
+        rows, given = live.cos_sin_cache[where], None
+        if not rows.to(self.rlk_made.dtype).equal(self.rlk_made[where]):
+            cos, sin = rows.float().numpy().copy().reshape(len(rows), 2, -1).transpose(1, 0, 2)
+            given = RopeTable(np.ascontiguousarray(cos), np.ascontiguousarray(sin))
 
         def rotate(x: Tensor) -> Tensor:
-            heads = x.reshape(where.shape[0], -1, self.head_size)
-            return own.rope(heads, where, float(self.base)).reshape(x.shape)
+            heads = x.reshape(where.shape[0], -1, live.head_size)
+            return own.rope(heads, where, self.rlk_parameters(), int(live.rotary_dim), given).reshape(x.shape)
 
         return rotate(query), None if key is None else rotate(key)
+
+
+class StrictRotaryEmbedding(_StrictRotation, RotaryEmbedding):  # type: ignore[misc]
+    """Plain RoPE."""
+
+
+class StrictLinearScalingRotaryEmbedding(_StrictRotation, LinearScalingRotaryEmbedding):  # type: ignore[misc]
+    """Positions divided by a factor."""
+
+
+class StrictLlama3RotaryEmbedding(_StrictRotation, Llama3RotaryEmbedding):  # type: ignore[misc]
+    """Llama 3's frequencies."""
+
+
+class StrictYaRNScalingRotaryEmbedding(_StrictRotation, YaRNScalingRotaryEmbedding):  # type: ignore[misc]
+    """YaRN's frequencies and attention factor."""
 
 
 class StrictSiluAndMul(SiluAndMul):  # type: ignore[misc]
@@ -180,6 +243,9 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 REPLACEMENTS = {
     RMSNorm: StrictRMSNorm,
     SiluAndMul: StrictSiluAndMul,
+    LinearScalingRotaryEmbedding: StrictLinearScalingRotaryEmbedding,
+    Llama3RotaryEmbedding: StrictLlama3RotaryEmbedding,
+    YaRNScalingRotaryEmbedding: StrictYaRNScalingRotaryEmbedding,
     RotaryEmbedding: StrictRotaryEmbedding,
     QKVParallelLinear: StrictQKVParallelLinear,
     MergedColumnParallelLinear: StrictMergedColumnParallelLinear,
