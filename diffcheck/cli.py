@@ -23,6 +23,7 @@ from diffcheck.files import check_writable, write_text
 from diffcheck.infer.cli import infer
 from diffcheck.models import BUILT_IN
 from diffcheck.overrides import parse_override
+from diffcheck.recorded import RECORDED
 from diffcheck.report.progress import ProgressLine
 from diffcheck.report.terminal import print_verdict
 from diffcheck.runs import RunSettings
@@ -136,7 +137,9 @@ def _layer_range(text: str | None) -> tuple[int, int] | None:
 @_with_run_options
 def localize(
     context: typer.Context,
-    rollout: Annotated[str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "vllm",
+    rollout: Annotated[
+        str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, {RECORDED} (what the samples carry), or a trace folder.")
+    ] = "vllm",
     train: Annotated[str, typer.Option("--train", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "megatron",
     infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
     ablate: Annotated[
@@ -164,6 +167,7 @@ def localize(
       rlk-diff localize --model smollm2-135m --json verdict.json --html report.html
       rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
       rlk-diff localize --rollout vllm --train vllm --phase prefill
+      rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
 
     Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
@@ -197,7 +201,7 @@ def capture(
     from diffcheck.runs import run_capture
     from diffcheck.samples import save_samples
 
-    _one_of("--engine", engine, tuple(ENGINES))
+    _one_of("--engine", engine, (*ENGINES, RECORDED))
     settings = _settings(context)
     for path in (samples_out, out):
         if path:

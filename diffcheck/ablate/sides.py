@@ -24,8 +24,8 @@ from diffcheck.capture.replace import Replace, converted
 from diffcheck.compare import why_unobserved
 from diffcheck.errors import InputError
 from diffcheck.infer.repeat import unrepeated
+from diffcheck.statistics import LogprobStats
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import LogprobStats
 
 
 class VoidError(Exception):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from diffcheck.bits import canonical
 from diffcheck.errors import RlkError
-from diffcheck.verdict import LogprobStats
+from diffcheck.statistics import LogprobStats
 from integration.grpo.records import Logprobs, Sample
 
 Array = npt.NDArray[np.float64]

@@ -20,8 +20,9 @@ from diffcheck.localize import localize
 from diffcheck.overrides import parse_override
 from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
+from diffcheck.statistics import LogprobStats
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import LogprobStats, Verdict
+from diffcheck.verdict import Verdict
 from reference.contract import profile
 from tests.diffcheck.report.browser import PHONE, needs_browser, scroll_width
 from tests.diffcheck.synthetic import Values, flip, header, pair, values, without, write
