@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffcheck.errors import EngineError, RlkError
-from integration.grpo.metrics import log_ratios, mismatch, unequal_bits
+from diffcheck.base.errors import EngineError, RlkError
+from integration.grpo.mismatch.metrics import log_ratios, mismatch, unequal_bits
 from integration.linear_logp import contracts, joint_id
 from integration.linear_logp import linear_logp as compute
 from integration.linear_logp_request import RequestError, UnavailableError, checked
