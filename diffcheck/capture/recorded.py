@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from diffcheck.base.errors import InputError
+from diffcheck.base.record import ObjectRecord
+from diffcheck.base.recorded import RECORDED, Resolution
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import CaptureResult
-from diffcheck.errors import InputError
-from diffcheck.record import ObjectRecord
-from diffcheck.recorded import RECORDED, Resolution
-from diffcheck.samples import Sample
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter, file_sha256
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from diffcheck.recorded import RECORDED, Agreement, RecordedReport
-from diffcheck.verdict import BoundaryResult, FirstDivergence
+from diffcheck.base.recorded import RECORDED, Agreement, RecordedReport
+from diffcheck.localize.verdict import BoundaryResult, FirstDivergence
 
 #: Boundaries of an interval that are listed one by one.
 _NAMED = 6

@@ -15,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.ablate.report import print_ablation
+from diffcheck.base.recorded import RecordedReport
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.infer.report import print_contracts
-from diffcheck.recorded import RecordedReport
+from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
 from diffcheck.report.folding import (
     by_reason,
     equal_before,
@@ -29,8 +31,6 @@ from diffcheck.report.folding import (
     span_of,
     worst_in_words,
 )
-from diffcheck.statistics import LogprobStats
-from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
 
 _STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
 _STATUS = {"equal": "green", "origin": "bold red", "receiver": "red", "unobserved": "yellow"}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray
-from diffcheck.samples import Sample
+from diffcheck.base.bits import UIntArray
+from diffcheck.base.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 
