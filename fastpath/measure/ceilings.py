@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -26,7 +27,7 @@ def measure_ceilings() -> dict[str, Any]:
         ("float32", torch.float32, 4096),
     ):
         a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-        seconds = _seconds(lambda a=a, b=b: torch.mm(a, b))
+        seconds = _seconds(partial(torch.mm, a, b))
         rate = round(2 * size**3 / seconds / 1e12, 2)
         report[f"torch.mm {name}"] = {"size": size, "teraflop_per_second": rate}
     return report
@@ -35,7 +36,7 @@ def measure_ceilings() -> dict[str, Any]:
 def _seconds(run: Callable[[], Any]) -> float:
     for _ in range(3):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(ROUNDS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
