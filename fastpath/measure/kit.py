@@ -109,7 +109,8 @@ def _leave_out(report: dict[str, Any], what: str, why: str, say: Say) -> None:
 
 
 def _units(report: dict[str, Any], say: Say) -> list[dict[str, Any]]:
-    device, results = report["device"], []
+    device: dict[str, Any] = report["device"]
+    results: list[dict[str, Any]] = []
     if INTERPRETED:
         _leave_out(report, "units", "the interpreter has no matrix unit", say)
         return results
@@ -128,7 +129,7 @@ def _units(report: dict[str, Any], say: Say) -> list[dict[str, Any]]:
 
 
 def _primitives(report: dict[str, Any], say: Say) -> list[dict[str, Any]]:
-    results = []
+    results: list[dict[str, Any]] = []
     for name in FUNCTIONS:
         try:
             result = measure_primitive(name)

@@ -46,7 +46,11 @@ def aligned_family(fmt: Format) -> Iterator[Model]:
     for group, bits, result in product((4, 8, 16, 32), (13, *range(22, 29)), (23, 13)):
         fused = FusedSum(group, bits, zero_exponent=-133, result_bits=result)
         name = f"{group} products and C aligned, {bits} fractional bits, {result} in the result, toward zero"
-        yield Model(name, fused_accumulate(lambda _, fused=fused: fused))
+        yield Model(name, fused_accumulate(partial(_constant, fused)))
+
+
+def _constant(fused: FusedSum, _: Format) -> FusedSum:
+    return fused
 
 
 def _as_float16(accumulate: Accumulate, a: Float32Array, b: Float32Array, c: Float32Array, _: Format) -> Float32Array:

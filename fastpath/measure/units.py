@@ -188,7 +188,9 @@ def measure_unit(arch: str, format_name: str, route: Route) -> dict[str, Any]:
     """Run every probe of a format through one route, and hold the bits against every model."""
     fmt, stated = FORMATS[format_name], expected_model(arch, format_name, route)
     tallies = [Tally(model) for model in known(fmt)]
-    outputs, accumulations, texts = {}, 0, {}
+    outputs: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    accumulations = 0
     everything = list(probes(fmt))
     results = []
     for name, given in everything:
