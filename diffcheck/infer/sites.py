@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diffcheck.bits import UIntArray, to_float32
-from diffcheck.boundaries import Boundary, graph
+from diffcheck.base.bits import UIntArray, to_float32
+from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.errors import InputError
+from diffcheck.base.samples import Sample
 from diffcheck.capture.recorder import Rows, expected_rows
-from diffcheck.errors import InputError
 from diffcheck.infer import arguments as args
 from diffcheck.infer.arguments import Arguments, IntArray
 from diffcheck.infer.weights import TracedWeights
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array
@@ -311,7 +311,10 @@ def arguments_of(
             facts["ranks"] = header.tensor_parallel
         case "rope":
             by_row["position"] = _of_record(record.positions, sample, position)
-            facts["theta"] = float(record.rope["theta"])
+            # The live table's own parameters where they are known, else those of the model that it should have.
+            theta = record.rope.get("theta")
+            plain = isinstance(theta, float) and record.rope.get("scaling") == "default"
+            facts["theta"], facts["dim"] = theta if plain else config.rope_base, config.rotary_dim
         case "attention":
             by_row |= {"sample": sample, "position": position, "keys": _keys_seen(source, sample, position)}
             sequences = _sequences(source, node, config, np.unique(sample))

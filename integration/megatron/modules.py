@@ -16,16 +16,15 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.utils import is_layer_window_attention
 
+from integration.backends import Operators
 from integration.megatron import functions
-from integration.operators import StrictOperators
-from reference.operators import RopeTable
 from reference.primitives import RopeParameters, table_of_angles
 
 Tensor = Any
 OPERATORS = "rlk_operators"
 
 
-def operators_of(config: Any) -> StrictOperators:
+def operators_of(config: Any) -> Operators:
     """The operators of the model that ``config`` belongs to.
 
     Raises:
@@ -135,7 +134,7 @@ class StrictEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
         return functions.Embedding.apply(own, input_, self.weight, mine, group)
 
 
-def bias_dropout_add(own: StrictOperators) -> Callable[..., Any]:
+def bias_dropout_add(own: Operators) -> Callable[..., Any]:
     """Megatron's residual add, as its layers ask for it: ``get(training, fused)`` gives the function."""
 
     def add(x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, prob: float) -> Tensor:
@@ -155,30 +154,30 @@ class LiveRope:
     """
 
     def __init__(self, rotary: Any, theta: float | RopeParameters) -> None:
-        self.theta = theta
         rope = theta if isinstance(theta, RopeParameters) else RopeParameters(theta)
         self._factor = rope.factor if rope.kind == "linear" else 1.0
         self._mscale = np.float32(rope.attention_factor)
-        emb = rotary.get_emb(2)
-        emb = emb[0] if isinstance(emb, tuple) else emb
-        row = emb[1, 0, 0, : emb.shape[-1] // 2]
-        #: Frequencies [dim / 2] of Megatron's own making, which differ from the specification's in last bits; linear
-        #: scaling is its factor of positions.
-        self._frequencies = (rotary.inv_freq if self._factor != 1.0 else row).clone()
+        # Linear scaling divides positions before they meet the frequencies; the other kinds scale the frequencies.
+        angles = rotary.get_emb(2)
+        angles = angles[0] if isinstance(angles, tuple) else angles
+        row = angles[1, 0, 0, : angles.shape[-1] // 2]
+        #: Frequencies [dim / 2] of Megatron's own making, which differ from the specification's in last bits.
+        self._frequencies = (row if self._factor == 1.0 else rotary.inv_freq).clone()
 
     def positions(self, first: Tensor) -> Tensor:
         """Positions [length] of angles of the first pair, whose frequency is 1 before linear scaling."""
         return (first * self._factor).round().long()
 
-    def changed(self, angles: Tensor, mscale: float) -> RopeTable | None:
-        """The table of ``angles`` [length, dim] where they are not those of the frequencies at building; else None."""
+    def changed(self, angles: Tensor, mscale: float) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [length, dim / 2] of ``angles`` [length, dim], correctly rounded, where they are not those
+        of the frequencies at building; else None.
+        """
         half = angles[:, : angles.shape[1] // 2]
-        # Linear scaling multiplies positions before, which rounds once more.
-        made = torch.outer(self.positions(half[:, 0]).float() * (1 / self._factor), self._frequencies)
+        made = torch.outer(self.positions(half[:, 0]).float() * (1 / self._factor), self._frequencies.to(half.device))
         if half.equal(made) and np.float32(mscale) == self._mscale:
             return None
-        table = table_of_angles(np.ascontiguousarray(half.float().numpy()), mscale)
-        return RopeTable(table.cos, table.sin)
+        table = table_of_angles(np.ascontiguousarray(half.detach().cpu().float().numpy()), mscale)
+        return torch.from_numpy(table.cos.copy()), torch.from_numpy(table.sin.copy())
 
 
 def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -194,12 +193,12 @@ def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             raise TypeError("packed or interleaved RoPE has no strict path yet")
         length, batch, heads, dim = t.shape
         rope: LiveRope = config.rlk_rope
-        rows = rope.positions(freqs[:, 0, 0, 0]).repeat_interleave(batch)
-        given = rope.changed(freqs[:, 0, 0, :], float(mscale))
-        if given is not None and batch > 1:
-            given = RopeTable(*(np.repeat(part, batch, axis=0) for part in given))
+        positions = rope.positions(freqs[:, 0, 0, 0]).repeat_interleave(batch)
+        table = own.rope_table(positions, int(freqs.shape[-1]), config.rlk_theta, length)
+        if (changed := rope.changed(freqs[:, 0, 0], float(mscale))) is not None:
+            table = own.given_table(*(part.repeat_interleave(batch, dim=0) for part in changed))
+        rows = tuple(torch.as_tensor(part) for part in table)
         flat = t.reshape(-1, heads, dim)
-        theta, turned = config.rlk_theta, int(freqs.shape[-1])
-        return functions.Rope.apply(own, flat, rows, theta, turned, given).reshape(length, batch, heads, dim)
+        return functions.Rope.apply(own, flat, positions, table, rows).reshape(length, batch, heads, dim)
 
     return apply

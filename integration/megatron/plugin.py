@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from integration.operators import StrictOperators
+from integration.backends import check_profile, operators_for
 from integration.versions import Patch, apply_patches, check_version
 from reference.primitives import RopeParameters
 
 Tensor = Any
 #: Release series that were read and tested.
 SUPPORTED = ("0.16",)
+#: Modules that compute no boundary: of the rotary embeddings only positions are read.
+_WITHOUT_ARITHMETIC = ("RotaryEmbedding", "YarnRotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
 _profile: str | None = None
 
 
@@ -42,9 +44,7 @@ def prepare(profile: str) -> None:
         ValueError: an unknown profile, or one that describes an engine.
     """
     global _profile
-    import torch
-
-    StrictOperators(profile, torch.float32)
+    check_profile(profile)
     import megatron.core
 
     check_version("megatron-core", megatron.core.__version__, SUPPORTED)
@@ -71,7 +71,7 @@ def specification(config: Any, theta: float | RopeParameters) -> Any:
         raise RuntimeError("no strict profile is chosen: call prepare first")
     _check_config(config)
     apply_patches("megatron-core", megatron.core.__version__, PATCHES)
-    own = StrictOperators(_profile, config.params_dtype)
+    own = operators_for(_profile, config.params_dtype)
     setattr(config, modules.OPERATORS, own)
     config.rlk_theta = theta
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
@@ -208,7 +208,7 @@ def begin(model: Any) -> None:
         for name, module in model.named_modules()
         if not list(module.children())
         and not type(module).__module__.startswith("integration.")
-        and type(module).__name__ not in ("RotaryEmbedding", "YarnRotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
+        and type(module).__name__ not in _WITHOUT_ARITHMETIC
     ]
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} would run natively")

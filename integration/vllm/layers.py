@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -22,9 +21,7 @@ from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3Rotary
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from integration.operators import weight_array
 from integration.vllm.state import operators
-from reference.operators import RopeTable
 from reference.primitives import RopeParameters
 
 Tensor = Any
@@ -54,7 +51,7 @@ class StrictLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         self._ranks = ranks
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        layer.rlk_weight = weight_array(layer.weight)
+        layer.rlk_weight = operators(layer.weight.dtype).weight(layer.weight)
         layer.rlk_dtype = layer.weight.dtype
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
@@ -115,8 +112,7 @@ class StrictRMSNorm(RMSNorm):  # type: ignore[misc]
             return own.qk_norm(x, weight, self.variance_epsilon)
         if residual is None:
             return own.rms_norm(x, weight, self.variance_epsilon)
-        total = own.residual_add(x, residual)
-        return own.rms_norm(total, weight, self.variance_epsilon), total
+        return own.rms_norm_residual(x, residual, weight, self.variance_epsilon)
 
 
 class _StrictRotation:
@@ -166,14 +162,14 @@ class _StrictRotation:
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         live: Any = self
         own, where = operators(query.dtype), positions.flatten()
-        rows, given = live.cos_sin_cache[where], None
-        if not rows.to(self.rlk_made.dtype).equal(self.rlk_made[where]):
-            cos, sin = rows.float().numpy().copy().reshape(len(rows), 2, -1).transpose(1, 0, 2)
-            given = RopeTable(np.ascontiguousarray(cos), np.ascontiguousarray(sin))
+        table = own.rope_table(where, int(live.rotary_dim), self.rlk_parameters(), int(live.cos_sin_cache.shape[0]))
+        # On a GPU the comparison would wait for the device, which a captured graph cannot.
+        if not where.is_cuda and not live.cos_sin_cache[where].equal(self.rlk_made[where]):
+            table = own.given_table(*live.cos_sin_cache[where].chunk(2, dim=-1))
 
         def rotate(x: Tensor) -> Tensor:
             heads = x.reshape(where.shape[0], -1, live.head_size)
-            return own.rope(heads, where, self.rlk_parameters(), int(live.rotary_dim), given).reshape(x.shape)
+            return own.rotate(heads, where, table).reshape(x.shape)
 
         return rotate(query), None if key is None else rotate(key)
 
@@ -235,7 +231,8 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         if embedding_bias is not None or skip_gather:
             raise TypeError("logits with a bias, or of one rank, have no strict contract")
         # Converted anew each time: a tied head is the embedding's weight, which may be changed in place.
-        local = operators(hidden_states.dtype).lm_head(hidden_states, weight_array(lm_head.weight))
+        own = operators(hidden_states.dtype)
+        local = own.lm_head(hidden_states, own.weight(lm_head.weight))
         return torch.cat(gather_ranks(local), dim=-1)[..., : self.org_vocab_size]
 
 

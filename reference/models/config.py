@@ -152,7 +152,7 @@ class ModelConfig:
             o_bias=bias and not is_qwen2,
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
             partial_rotary_factor=partial,
-            rope_scaling=() if rope["rope_type"] == "default" else tuple((k, v) for k, v in rope.items() if k != "rope_theta"),
+            rope_scaling=tuple((k, v) for k, v in rope.items() if k != "rope_theta" and rope["rope_type"] != "default"),
             layer_windows=windows,
         )
 

@@ -200,4 +200,3 @@ def _full_table(rows: int, dim: int, theta: float | RopeParameters, name: str) -
     rope = theta if isinstance(theta, RopeParameters) else RopeParameters(theta)
     position = np.arange(rows, dtype=np.float32)[:, None]
     return table_of_angles(position * float32_frequencies(dim, rope)[None, :], rope.attention_factor)
-

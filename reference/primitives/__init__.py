@@ -52,9 +52,9 @@ __all__ = [
     "inverse_frequencies",
     "log",
     "rope_table",
-    "table_of_angles",
     "rsqrt",
     "rsqrt_uncompensated",
     "sigmoid",
     "silu",
+    "table_of_angles",
 ]

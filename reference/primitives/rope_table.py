@@ -35,7 +35,7 @@ class RopeTable:
 
 
 def inverse_frequencies(head_dim: int, theta: float | RopeParameters) -> Float32Array:
-    """theta^(-2 i / head_dim) for i in [0, head_dim / 2), scaled as the parameters say, each correctly rounded to float32.
+    """theta^(-2 i / head_dim) for i in [0, head_dim / 2), scaled as the parameters say, each correctly rounded.
 
     Raises:
         ValueError: `head_dim` is not a positive even number, or `theta` is not above 1.

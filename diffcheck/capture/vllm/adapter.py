@@ -9,6 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.models import resolve_model
+from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, with_logprobs
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -23,9 +26,6 @@ from diffcheck.capture.vllm.engine import (
     start,
 )
 from diffcheck.capture.vllm.schedule import SAMPLE
-from diffcheck.errors import EngineError, InputError
-from diffcheck.models import resolve_model
-from diffcheck.samples import Sample, check_samples
 
 
 class Adapter:
@@ -48,6 +48,11 @@ class Adapter:
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
         check_ranks(self.config, options.tensor_parallel)
+        if len(set(self.config.layer_windows)) > 1:
+            raise InputError(
+                f"vllm: {self.config.architecture} there gives all layers one window, this model only some layers",
+                "compare megatron, transformers and reference",
+            )
         # Names and bits of weight flips are checked before a worker process could fail on them.
         checkpoint = Checkpoint(folder, _torch_dtype(options.dtype), options.weight_flips)
         for name, _, _ in options.weight_flips:

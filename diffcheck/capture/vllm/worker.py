@@ -13,20 +13,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import EngineError, InputError, RlkError
+from diffcheck.base.record import KvMapping, ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, expected_rows
 from diffcheck.capture.strict import strict_path
-from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
+from diffcheck.capture.vllm.evidence import engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
+from diffcheck.capture.vllm.live_modules import attention_mask, module_facts, rope_tables
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
-from diffcheck.errors import EngineError, InputError, RlkError
-from diffcheck.record import KvMapping, ObjectRecord
-from diffcheck.samples import Sample
 from reference.models.config import ModelConfig
 
 
@@ -126,7 +127,9 @@ class Capture:
 
     def _record(self, samples: list[Sample]) -> ObjectRecord:
         live, plan = self._live, self._live.plan
-        rotary = self._model.model.layers[0].self_attn.rotary_emb
+        strict = None
+        if self._strict is not None:
+            strict = getattr(self._strict.live_operators(self._model), "live_rope", lambda: None)()
         record = object_record(
             live.config,
             plan,
@@ -134,8 +137,8 @@ class Capture:
             weights=self._weights,
             tokens=live.tokens,
             positions=live.positions,
-            theta=float(rotary.base),
-            rotary_dim=int(rotary.rotary_dim),
+            rope_tables=rope_tables(self._model, max((s.forward_length for s in samples), default=0), strict),
+            layers=module_facts(self._model, live.config, live.ranks),
             padded_vocab=int(self._model.model.embed_tokens.num_embeddings_padded),
             tensor_parallel=live.ranks,
             targets=live.targets,

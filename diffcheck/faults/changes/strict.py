@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.bits import tensor_bits as bits_of
-from diffcheck.bits import to_float32
+from diffcheck.base.bits import tensor_bits as bits_of
+from diffcheck.base.bits import to_float32
 from diffcheck.capture.live import Taps
 from diffcheck.faults.changes.live import Live
 from reference import operators as ops
@@ -89,8 +89,8 @@ def frequency(live: Live, index: int) -> Iterator[None]:
     """The inverse frequency ``index`` of the RoPE table is 1 ulp larger."""
 
     def make(table: Callable[..., ops.RopeTable]) -> Callable[..., ops.RopeTable]:
-        def run(positions: Tensor, dim: int, theta: float) -> ops.RopeTable:
-            honest = table(positions, dim, theta)
+        def run(positions: Tensor, dim: int, theta: float, *rest: Any) -> ops.RopeTable:
+            honest = table(positions, dim, theta, *rest)
             off = np.nextafter(np.float32(theta ** (-2 * index / dim)), np.float32(1))
             angle = (positions.numpy().astype(np.float32) * off).astype(np.float64)
             cos, sin = honest.cos.copy(), honest.sin.copy()
