@@ -131,7 +131,7 @@ class ArrayOperators:
         return self._out(np.concatenate([turned, values[..., dim:]], axis=-1))
 
     def given_table(self, cos: Tensor, sin: Tensor) -> ops.RopeTable:
-        """The table [tokens, head_dim / 2] of an engine that was changed while it lived, in the contract's precision."""
+        """The table [tokens, head_dim / 2] of an engine changed while it lived, in the contract's precision."""
         form = self.contracts["rope"].precision.table
         parts = (np.ascontiguousarray(part.detach().cpu().float().numpy()) for part in (cos, sin))
         return ops.RopeTable(*(part if form == "float32" else round_to(part, FORMATS[form]) for part in parts))
