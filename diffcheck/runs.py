@@ -13,6 +13,7 @@ from pathlib import Path
 from diffcheck.ablate import Side, ablate
 from diffcheck.boundaries import graph
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.matching import check_matches
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.session import EngineSession
 from diffcheck.errors import InputError
@@ -64,6 +65,8 @@ class RunSettings:
     ablate: bool = False
     #: Write the verdict as a page, while the traces are there.
     html: Path | None = None
+    #: Fields that the user set: those that could not take effect are refused.
+    given: frozenset[str] = frozenset()
 
     def of_train(self) -> RunSettings:
         """The settings of the train side."""
@@ -115,6 +118,48 @@ def check_side(name: str) -> None:
         )
 
 
+#: Settings that only a side's engine could follow.
+_OF_ROLLOUT = {"samples", "generate", "seed"}
+_OF_TRAIN = {"train_phase", "train_tensor_parallel", "train_profile"}
+_OF_ENGINES = {"phase", "dtype", "device", "tensor_parallel", "profile", "level", "layers", "keep"} | {
+    "temperature",
+    "top_p",
+    "top_k",
+}
+
+
+def option_name(setting: str) -> str:
+    """The command line's name of a setting."""
+    return "--" + setting.replace("tensor_parallel", "tp").replace("_", "-")
+
+
+def check_used(settings: RunSettings, rollout: str, train: str) -> None:
+    """Refuse what could not take effect, because the side that it belongs to is recorded already.
+
+    Raises:
+        InputError: an override or option of a trace; it is named.
+    """
+    sides = {"rollout": rollout, "train": train}
+    idle = _OF_TRAIN if is_trace(train) else set()
+    if is_trace(rollout):
+        idle = idle | _OF_ROLLOUT | (_OF_ENGINES if is_trace(train) else set())
+    if is_trace(rollout) and is_trace(train) and not settings.infer:
+        idle = idle | {"model"}
+    if unused := sorted(idle & settings.given):
+        recorded = ", ".join(f"the {side} side is a trace" for side, name in sides.items() if is_trace(name))
+        raise InputError(
+            f"{option_name(unused[0])} would change nothing: {recorded}",
+            "leave it out, or give an engine as that side",
+        )
+    for side, name in sides.items():
+        for override in settings.overrides if is_trace(name) else ():
+            if override.side == side:
+                raise InputError(
+                    f"override {override.text!r}: the {side} side is the trace {name}, which is recorded already",
+                    "change a side that is an engine",
+                )
+
+
 def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> list[Sample]:
     """The samples to run: the user's file, or the built-in ones; the latter lose their responses where ``engine`` can
     write its own.
@@ -130,6 +175,11 @@ def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> li
         if generated:
             samples = [replace(s, response_token_ids=()) for s in samples]
     check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=not generated)
+    if all(s.response_token_ids for s in samples) and (unused := sorted({"generate", "seed"} & settings.given)):
+        raise InputError(
+            f"{option_name(unused[0])} would change nothing: {engine} scores given responses and draws none",
+            "leave it out, or roll out with vllm or transformers in phase decode",
+        )
     return samples
 
 
@@ -200,6 +250,7 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         engine_options(settings, model, engine, samples),
         replace(capture_plan(settings, samples, out), overwrite=overwrite),
     )
+    check_matches(plan, graph(model.config, options.tensor_parallel))
     with EngineSession(options, progress, _log(settings, engine, "capture")) as session:
         return session.capture(plan)
 
@@ -227,6 +278,7 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
     timings = Timings()
     check_side(rollout)
     check_side(train)
+    check_used(settings, rollout, train)
     if settings.ablate:
         _check_ablation(settings, rollout, train)
     with ExitStack() as stack:
@@ -239,7 +291,8 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         why = settings.infer or settings.ablate
         if why and verdict.first_divergence and not withdraw(verdict, _unsteady(left.folder, right.folder, folder)):
             # Two traces may be of any model; live sides are of the named one.
-            found = find_model(left.header, settings.model, lambda text: progress(text, 0, 0))
+            named = None if is_trace(rollout) and is_trace(train) and "model" not in settings.given else settings.model
+            found = find_model(left.header, named, lambda text: progress(text, 0, 0), hint=settings.model)
             model = LoadedModel(settings.model, found, ModelConfig.from_folder(found))
             if settings.infer:
                 explain(verdict, left, right, model.folder, progress=progress)
@@ -323,6 +376,7 @@ def _capture_sides(
             engine_options(own, model, name, samples),
             capture_plan(own, samples, out),
         )
+        check_matches(plan, graph(model.config, options.tensor_parallel))
         sessions[side] = stack.enter_context(EngineSession(options, progress, _log(settings, name, side)))
         plans[side] = plan
     for side in live:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from diffcheck.cli import guard
+from diffcheck.console import Terminal
 from diffcheck.models import BUILT_IN
 from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 #: Progress; what a run finds goes to its folder.
-_console = Console(stderr=True)
+_console = Terminal(stderr=True)
 
 
 @app.command()

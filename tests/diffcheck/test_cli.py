@@ -81,7 +81,7 @@ def test_compare_of_nothing_exits_4(tmp_path: Path) -> None:
         (["--override", "nonsense"], "'nonsense' is malformed"),
         (["--profile", "strict-v0"], "strict-v0"),
         (["--json", "/no/such/folder/v.json"], "/no/such/folder"),
-        (["--override", "object: rope_theta=x"], "is not a float"),
+        (["--override", "object: rope_theta=x"], "is not a finite float"),
         (["--override", "weights.no.such: flip=0"], "no.such"),
         (["--override", "weights.model.norm.weight: flip=9999"], "outside the tensor"),
         (["--override", "layers.*.mlp.act: rounding.silly=bfloat16"], "rounding.silly"),
