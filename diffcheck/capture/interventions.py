@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray
-from diffcheck.errors import InputError
+from diffcheck.base.bits import UIntArray
+from diffcheck.base.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
 #: What makes a name a pattern.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from diffcheck.boundaries import Boundary
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.errors import InputError
 from diffcheck.capture.interventions import BitFlip, Intervention
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.errors import InputError
 
 #: Bits of the widest dtype that a boundary has.
 _BITS = 32

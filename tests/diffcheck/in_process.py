@@ -6,8 +6,8 @@ import io
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
+from diffcheck.base.errors import ExitCode
 from diffcheck.cli import app, guard
-from diffcheck.errors import ExitCode
 
 
 @dataclass(frozen=True)
