@@ -122,7 +122,7 @@ def check_side(name: str) -> None:
 
 
 #: Settings that only a side's engine could follow.
-_OF_ROLLOUT = {"samples", "generate", "seed"}
+_OF_ROLLOUT = {"generate", "seed"}
 _OF_TRAIN = {"train_phase", "train_tensor_parallel", "train_profile"}
 _OF_ENGINES = {"phase", "dtype", "device", "tensor_parallel", "profile", "level", "layers", "keep"} | {
     "temperature",
@@ -144,12 +144,12 @@ def _check_used(settings: RunSettings, rollout: str, train: str) -> None:
     """
     sides = {"rollout": rollout, "train": train}
     idle = _OF_TRAIN if is_trace(train) else set()
-    if is_trace(rollout):
+    if is_trace(rollout) or rollout == RECORDED:
         idle = idle | _OF_ROLLOUT | (_OF_ENGINES if is_trace(train) else set())
     if is_trace(rollout) and is_trace(train) and not settings.infer:
         idle = idle | {"model"}
     if unused := sorted(idle & settings.given):
-        recorded = ", ".join(f"the {side} side is a trace" for side, name in sides.items() if is_trace(name))
+        recorded = ", ".join(f"the {side} side is recorded" for side, name in sides.items() if name not in ENGINES)
         raise InputError(
             f"{option_name(unused[0])} would change nothing: {recorded}",
             "leave it out, or give an engine as that side",

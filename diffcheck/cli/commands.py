@@ -117,7 +117,7 @@ def _settings(context: typer.Context) -> RunSettings:
     _one_of("--device", given["device"], ("cpu", "cuda"))
     _one_of("--level", given["level"], LEVELS)
     if given["temperature"] is not None and not 0 < given["temperature"] < math.inf:
-        raise InputError(f"--temperature {given['temperature']} is not a positive number", "logprobs need T > 0")
+        raise InputError(f"--temperature {given['temperature']} is not positive and finite", "logprobs need T > 0")
     given["layers"] = _layer_range(given["layers"])
     given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
     chosen = {f.name: given[f.name] for f in fields(RunSettings) if f.name in given}

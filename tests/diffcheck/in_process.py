@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from diffcheck.base.errors import ExitCode
 from diffcheck.cli import app, guard
@@ -20,7 +22,7 @@ class Done:
 def rlk(*arguments: str) -> Done:
     """Run one command line in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, COLUMNS="200"):
         code = guard(lambda: app(args=list(arguments), standalone_mode=False))
     return Done(code, out.getvalue(), err.getvalue())
 

@@ -42,7 +42,7 @@ def samples(tmp_path: Path) -> str:
         (["--override", "object: top_p=2"], "top_p is out of range"),
         (["--layers", "50:60"], "the model has 3 layers"),
         (["--layers", "2:4"], "the model has 3 layers"),
-        (["--temperature", "nan"], "is not a positive number"),
+        (["--temperature", "nan"], "is not positive and finite"),
         (["--generate", "5"], "--generate would change nothing"),
         (["--seed", "5"], "--seed would change nothing"),
     ],
@@ -69,9 +69,9 @@ def test_options_of_an_engine_are_refused_where_the_side_is_a_trace(tmp_path: Pa
     pair(tmp_path, flip("norm", 1))
     traces = ("--rollout", str(tmp_path / "left"), "--train", str(tmp_path / "right"))
     assert rlk("localize", *traces).code == ExitCode.DIVERGED
-    for option, value in (("--samples", "s"), ("--tp", "2"), ("--layers", "0:1"), ("--model", "smollm2-135m")):
+    for option, value in (("--seed", "1"), ("--tp", "2"), ("--layers", "0:1"), ("--model", "smollm2-135m")):
         refused(rlk("localize", *traces, option, value), f"{option} would change nothing")
-    refused(rlk("localize", *traces, "--override", "norm: flip=0,3,5"), "is recorded already")
+    refused(rlk("localize", *traces, "--override", "norm: flip=0,3,5"), "no live engine")
     one = ("--rollout", "reference", "--train", str(tmp_path / "right"))
     refused(rlk("localize", *one, "--train-profile", "strict-v1"), "--train-profile would change nothing")
 
