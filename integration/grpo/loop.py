@@ -244,7 +244,12 @@ class Run:
             answer = self._trainer.call("score", sequences=[_sequence(s) for s in samples], version=version)
             check_scores(samples, answer["logprobs"], "trainer")
             check_scores(samples, answer["reference"] or [[]] * len(samples), "frozen policy")
-            gains = advantages(rewards, [s.prompt_index for s in samples])
+            gains = advantages(
+                rewards,
+                [s.prompt_index for s in samples],
+                ddof=self.config.ddof,
+                scale=self.config.scale_rewards,
+            )
             records = [
                 Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
                 for s, logprobs, gain in zip(samples, answer["logprobs"], gains, strict=True)

@@ -59,7 +59,15 @@ def test_files_that_are_no_configuration_are_named(tmp_path: Path) -> None:
 def test_only_fields_that_decide_no_bit_may_change_in_a_continued_run() -> None:
     check_continues(GrpoConfig(), changed(GrpoConfig(), {"steps": 9, "keep_checkpoints": 5}, ""))
     other = {"bool": True, "int": 2, "float": 0.5, "str": "jsonl", "dict": {"filler": 2}}
-    special = {"mode": "native", "engine": "gpu", "dtype": "float32", "staleness": 1}
+    special = {
+        "mode": "native",
+        "engine": "gpu",
+        "dtype": "float32",
+        "staleness": 1,
+        "scale_rewards": False,
+        "ddof": 1,
+        "loss_level": "sequence",
+    }
     before = GrpoConfig(kl_coef=0.0)
     for field in fields(GrpoConfig):
         value = special.get(field.name, other[str(field.type).partition("[")[0]])
