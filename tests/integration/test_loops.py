@@ -94,13 +94,13 @@ def test_no_rows_are_no_error(operator: str) -> None:
         empty[1] = arguments[1][:0]
     if operator == "rope":
         empty[1] = ops.RopeTable(*(part[:0] for part in arguments[1]))
-    whole = results(compiled, operator, arguments, rules)
-    for found, full in zip(results(compiled, operator, tuple(empty), rules), whole, strict=True):
+    whole = results(loops, operator, arguments, rules)
+    for found, full in zip(results(loops, operator, tuple(empty), rules), whole, strict=True):
         assert found.shape == (0, *full.shape[1:])
 
 
 @pytest.mark.parametrize("setting", [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 40, "top_p": 0.5}], ids=str)
-@pytest.mark.parametrize("module", [compiled, ops], ids=["compiled", "reference"])
+@pytest.mark.parametrize("module", [loops, ops], ids=["loops", "reference"])
 def test_a_nan_anywhere_in_a_row_gives_a_nan_logprob(module: Any, setting: dict[str, Any]) -> None:
     """Whatever the masks keep: a NaN is below every threshold, and a mask once made a finite row of such a row."""
     names = ("processed_logits", "logsumexp", "logprob")
