@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from diffcheck.ablate import Side, ablate
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import InputError
+from diffcheck.base.models import built_in_samples, resolve_model
+from diffcheck.base.samples import Sample, check_samples, load_samples
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.session import EngineSession
-from diffcheck.errors import InputError
 from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
-from diffcheck.models import built_in_samples, resolve_model
-from diffcheck.overrides import Override, apply_overrides
-from diffcheck.samples import Sample, check_samples, load_samples
+from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import HEADER
-from diffcheck.verdict import Verdict
 from reference.models.config import ModelConfig
 
 #: Tokens generated a sample when the rollout engine writes the responses.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from diffcheck.verdict import BoundaryResult, FirstDivergence
+from diffcheck.localize.verdict import BoundaryResult, FirstDivergence
 
 
 def folded(results: Sequence[BoundaryResult]) -> Iterator[list[BoundaryResult]]:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from diffcheck.infer.report import side_lines, why
 from diffcheck.localize import graph_of
+from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
 from diffcheck.report import ablation, dataflow, figures
 from diffcheck.report.charts import svg, tag
 from diffcheck.report.folding import by_reason, equal_before, folded, share, short_count, side_in_words, span_of
@@ -23,7 +24,6 @@ from diffcheck.report.measure import Measured, measure
 from diffcheck.report.page import Row, both_widths, breakable, brief, write_page
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import HEADER
-from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
 from reference.contract import CONTRACTS, fields
 
 #: Width of the graph beside other things on a desktop.

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from diffcheck.ablate.report import print_ablation
 from diffcheck.infer.report import print_contracts
+from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
 from diffcheck.report.folding import by_reason, equal_before, folded, layer_of, short_count, side_in_words, span_of
-from diffcheck.verdict import BoundaryResult, FirstDivergence, Verdict
 
 _STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
 _STATUS = {"equal": "green", "origin": "bold red", "receiver": "red", "unobserved": "yellow"}

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from diffcheck.bits import DIGEST_BYTES, UIntArray, digest_of_rows, row_digests, uint_type
-from diffcheck.errors import TraceError
+from diffcheck.base.bits import DIGEST_BYTES, UIntArray, digest_of_rows, row_digests, uint_type
+from diffcheck.base.errors import TraceError
 from diffcheck.trace.schema import HEADER, BoundaryEntry, Header
 
 _REMEDY = "the trace is damaged: copy it again, or capture it again"

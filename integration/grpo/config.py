@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 
 PROFILE = "strict-v1/fma32-seq"
 #: File of a run's folder.
@@ -64,7 +64,7 @@ class GrpoConfig:
     scale_rewards: bool = True
     ddof: int = 0
     #: token: mean over all response tokens; sequence: mean over responses of their tokens' means; constant: sum over
-    #: max_tokens for each response. See `integration.grpo.objective`.
+    #: max_tokens for each response. See `integration.grpo.workers.objective`.
     loss_level: str = "token"
     #: Weight of the KL to the weights that the run began with; 0 computes none.
     kl_coef: float = 0.02

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.grpo.objective import advantages, objective, token_weights
+from integration.grpo.workers.objective import advantages, objective, token_weights
 
 torch = pytest.importorskip("torch")
 #: Two tokens, the mean over them.
