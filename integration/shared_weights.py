@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from diffcheck.errors import EngineError
+from diffcheck.base.errors import EngineError
 
 Tensor = Any
 #: Each weight begins at a multiple of so many bytes.

@@ -13,10 +13,10 @@ from triton.runtime.errors import OutOfResources
 from fastpath.backend import DTYPES, INTERPRETED, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, sample, values
-from fastpath.linear import input_contract, input_gradient, linear, weight_contract, weight_gradient
-from fastpath.lm_head import lm_head
-from fastpath.row_linear import row_linear, row_linear_merge, row_linear_partial
-from fastpath.schedules import candidates
+from fastpath.products.linear import input_contract, input_gradient, linear, weight_contract, weight_gradient
+from fastpath.products.lm_head import lm_head
+from fastpath.products.row_linear import row_linear, row_linear_merge, row_linear_partial
+from fastpath.products.schedules import candidates
 from reference import operators
 from reference.contract.profiles import profile
 

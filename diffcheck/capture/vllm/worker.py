@@ -13,7 +13,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import EngineError, InputError, RlkError
+from diffcheck.base.record import KvMapping, ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -24,9 +27,6 @@ from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
-from diffcheck.errors import EngineError, InputError, RlkError
-from diffcheck.record import KvMapping, ObjectRecord
-from diffcheck.samples import Sample
 from reference.models.config import ModelConfig
 
 
@@ -38,7 +38,7 @@ class Capture:
         self._worker, self._runner, self._options = worker, runner, options
         self._logprobs_mode = logprobs_mode
         self._model = runner.get_model()
-        config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict())
+        config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict(), live=True)
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from integration.grpo.config import FREE, GrpoConfig, changed, check_continues, load_config, stored_config
 
 
