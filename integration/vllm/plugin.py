@@ -118,7 +118,7 @@ def begin(runner: Any, model: Any) -> None:
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} ran natively")
     _require_subnormals()
-    operators(model.model.embed_tokens.weight.dtype).calls.clear()
+    operators(model.model.embed_tokens.weight.dtype).clear()
 
 
 def weight_digests(worker: Any, config: Any) -> dict[str, str]:
