@@ -98,7 +98,8 @@ class KernelOperators:
 
     def _text(self, operator: str) -> str:
         if torch.compiler.is_compiling():
-            return self._traced[operator]
+            traced: str = self._traced[operator]
+            return traced
         text: str = _canonical(self.contracts[operator])
         return text
 
