@@ -21,6 +21,7 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.switches import table_of
 
 _REMEDY = "write it as '[rollout/|train/]TARGET: FIELD=VALUE'; see rlk-diff localize --help"
 _PLAN_FIELDS: dict[str, type] = {
@@ -120,6 +121,11 @@ def _object(o: Override, options: EngineOptions, plan: CapturePlan) -> tuple[Eng
         is_news = value != getattr(plan, o.field) and o.field != "position_offset"
         done = (f"object: {o.field} = {value}",) if is_news else ()
         return options, replace(plan, **{o.field: value}, changes=(*plan.changes, *done))
+    if o.field in table_of(options.engine):
+        raise InputError(
+            f"override {o.text!r}: {o.field} is a switch of {options.engine}, not of the object",
+            f"give it as --{o.side}-option {o.field}={o.value}",
+        )
     raise InputError(f"override {o.text!r}: object has no field {o.field!r}", f"fields: {', '.join(_OBJECT_FIELDS)}")
 
 
