@@ -276,7 +276,7 @@ def engines() -> None:
             default = "the engine's" if switch.default is None else str(switch.default).lower()
             meaning = f"{switch.meaning}: {', '.join(switch.choices)}" if switch.choices else switch.meaning
             table.add_row(name, switch.kind.__name__, default, meaning)
-        Console().print(table)
+        Terminal().print(table)
 
 
 @app.command()
