@@ -31,11 +31,13 @@ EXTRA: dict[str, Any] = {
     # On a GPU: compile, and replay CUDA graphs of whole decodes and of pieces of everything else. Captures that observe
     # more than logprobs then run the same model eagerly.
     "graphs": False,
+    # Numbers of tokens that graphs are captured for; fewer of them start faster, and pad more.
+    "graph_sizes": None,
     # "raw_logprobs" or "processed_logprobs"; by default processed ones where the plan shapes the distribution.
     "logprobs_mode": None,
 }
 #: Switches that vLLM takes inside a larger configuration, or not at all.
-_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "graphs")
+_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "graphs", "graph_sizes")
 #: What a run with graphs asks of vLLM.
 GRAPHS = "FULL_AND_PIECEWISE"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -128,6 +130,8 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
         compilation["custom_ops"] = list(extra["custom_ops"])
     if extra["graphs"]:
         compilation["cudagraph_mode"] = GRAPHS
+        if extra["graph_sizes"]:
+            compilation["cudagraph_capture_sizes"] = list(extra["graph_sizes"])
     if compilation:
         chosen["compilation_config"] = compilation
     try:
