@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -253,7 +253,7 @@ def check_cross(results: Path) -> list[Check]:
     return checks
 
 
-def ratios(arms: dict[str, Records], folder: Path) -> dict[str, Any]:
+def ratios(arms: Mapping[str, Records], folder: Path) -> dict[str, Any]:
     """Time of a strict step over a native one, a response token each, by part: the arms draw other tokens."""
     usable = {
         mode: {r["step"]: r for r in rows if r["step"] > 1 and not r["seconds"]["preflight"]}

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from integration.fingerprint import PREFIX, fingerprints
 from integration.shared_weights import SharedWeights
