@@ -40,8 +40,15 @@ class Operators(Protocol):
     dtype: Any
     #: Operator -> contract, of the profile for that dtype. Whoever changes one changes the arithmetic.
     contracts: dict[str, Any]
-    #: Calls of each operator since somebody cleared it. Of kernels: those launched outside of graphs.
-    calls: Counter[str]
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Calls of each operator since `clear`; of kernels their launches, replays of graphs included."""
+        ...
+
+    def clear(self) -> None:
+        """Count from zero."""
+        ...
 
     def evidence(self) -> Mapping[str, Any]:
         """Which operators ran, how often, by what, and under which contract; plain data."""
@@ -87,10 +94,18 @@ class Operators(Protocol):
         """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
         ...
 
+    def whole_table(self, head_dim: int, theta: float | RopeParameters, length: int) -> Table | None:
+        """The table of every position below ``length``; None where `rope_table` needs the positions themselves."""
+        ...
+
     def rope_table(self, positions: Tensor, head_dim: int, theta: float | RopeParameters, length: int) -> Table:
         """Cosines and sines of ``positions`` [tokens], all of them below ``length``, which the host knows, for the
         first ``head_dim`` features of a head; ``theta`` or all parameters of a scaled table.
         """
+        ...
+
+    def given_table(self, cos: Tensor, sin: Tensor) -> Table:
+        """The table [tokens, head_dim / 2] of an engine changed while it lived, in the contract's precision."""
         ...
 
     def rotate(self, x: Tensor, positions: Tensor, table: Table) -> Tensor:

@@ -21,7 +21,8 @@ from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3Rotary
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from integration.vllm.state import operators
+from integration.vllm.state import on_gpu, operators
+from reference.operators import RopeTable
 from reference.primitives import RopeParameters
 
 Tensor = Any
@@ -63,11 +64,32 @@ class StrictLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         return own.row_linear_partial(x, layer.rlk_weight, self._ranks)
 
 
+class KernelLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """The kernels read a layer's weight where it lies: it may be overwritten in place, captured graphs included."""
+
+    def __init__(self, ranks: int | None) -> None:
+        """``ranks``: of a row-parallel layer."""
+        super().__init__()
+        self._ranks = ranks
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.rlk_dtype = layer.weight.dtype
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As `StrictLinearMethod.apply`."""
+        own = operators(layer.weight.dtype)
+        if self._ranks is None:
+            return own.linear(x, layer.weight, bias)
+        return own.row_linear_partial(x, layer.weight, self._ranks)
+
+
 def _use_strict_method(layer: Any, ranks: int | None = None) -> None:
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         method = type(layer.quant_method).__name__
         raise TypeError(f"{layer.prefix}: {method} has no strict contract; use an unquantised model")
-    layer.quant_method = StrictLinearMethod(ranks)
+    if on_gpu() and layer.tp_size > 1:
+        raise TypeError(f"{layer.prefix}: tensor parallelism over GPUs has no strict path yet")
+    layer.quant_method = (KernelLinearMethod if on_gpu() else StrictLinearMethod)(ranks)
 
 
 class StrictQKVParallelLinear(QKVParallelLinear):  # type: ignore[misc]
@@ -96,8 +118,12 @@ class StrictRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         _use_strict_method(self, self.tp_size)
 
     def forward(self, input_: Tensor) -> Any:
-        partial = self.quant_method.apply(self, input_)
-        output = operators(self.rlk_dtype).row_linear_merge(gather_ranks(partial), self.bias)
+        own = operators(self.rlk_dtype)
+        if torch.compiler.is_compiling():  # one rank, and nobody looks at its partial sum
+            output = own.row_linear(input_, self.weight, self.bias)
+        else:
+            partial = self.quant_method.apply(self, input_)
+            output = own.row_linear_merge(gather_ranks(partial), self.bias)
         return (output, None) if self.return_bias else output
 
 
@@ -122,12 +148,26 @@ class _StrictRotation:
     bit would be one that nobody can find.
     """
 
+    # Of vLLM's class that it is mixed into.
+    is_neox_style: bool
+    rotary_dim: int
+    head_size: int
+    cos_sin_cache: Tensor
+    dtype: Any
+    register_buffer: Any
+    rlk_cos: Tensor
+    rlk_sin: Tensor
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not self.is_neox_style:  # type: ignore[attr-defined]
-            raise TypeError("RoPE of interleaved pairs has no strict contract")
-        cache: Tensor = self.cos_sin_cache  # type: ignore[has-type]
-        self.rlk_made = cache.clone()
+        if not self.is_neox_style or (on_gpu() and self.rotary_dim != self.head_size):
+            raise TypeError("RoPE of interleaved pairs, or on a GPU over a part of the head, has no strict contract")
+        #: vLLM's own table as it was made, to notice that somebody changed it since.
+        self.rlk_made = self.cos_sin_cache.clone()
+        length = self.rlk_made.shape[0]
+        whole = operators(self.dtype).whole_table(self.rotary_dim, self.rlk_parameters(), length)
+        self.register_buffer("rlk_cos", None if whole is None else whole.cos, persistent=False)
+        self.register_buffer("rlk_sin", None if whole is None else whole.sin, persistent=False)
 
     def rlk_parameters(self) -> float | RopeParameters:
         """What the table is made from, read from the live module."""
@@ -159,13 +199,20 @@ class _StrictRotation:
             return RopeParameters(theta, "linear", float(live.scaling_factors[0]))
         return theta
 
+    def table(self, positions: Tensor) -> Any:
+        """Cosines and sines of ``positions`` [tokens], as the operators take them."""
+        if self.rlk_cos is not None:
+            return RopeTable(self.rlk_cos, self.rlk_sin)
+        own = operators(self.dtype)
+        # On a GPU the comparison would wait for the device, which a captured graph cannot.
+        if not positions.is_cuda and not self.cos_sin_cache[positions].equal(self.rlk_made[positions]):
+            return own.given_table(*self.cos_sin_cache[positions].chunk(2, dim=-1))
+        return own.rope_table(positions, self.rotary_dim, self.rlk_parameters(), self.rlk_made.shape[0])
+
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         live: Any = self
         own, where = operators(query.dtype), positions.flatten()
-        table = own.rope_table(where, int(live.rotary_dim), self.rlk_parameters(), int(live.cos_sin_cache.shape[0]))
-        # On a GPU the comparison would wait for the device, which a captured graph cannot.
-        if not where.is_cuda and not live.cos_sin_cache[where].equal(self.rlk_made[where]):
-            table = own.given_table(*live.cos_sin_cache[where].chunk(2, dim=-1))
+        table = self.table(where)
 
         def rotate(x: Tensor) -> Tensor:
             heads = x.reshape(where.shape[0], -1, live.head_size)
@@ -204,10 +251,10 @@ class StrictVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[misc
     def forward(self, input_: Tensor) -> Tensor:
         own, first = operators(self.weight.dtype), self.shard_indices.org_vocab_start_index
         last = self.shard_indices.org_vocab_end_index
+        if self.tp_size == 1:
+            return own.embedding(input_, self.weight[:last])
         mine = (input_ >= first) & (input_ < last)
         rows = own.embedding(torch.where(mine, input_ - first, 0), self.weight)
-        if self.tp_size == 1:
-            return rows
         for part, owned in zip(gather_ranks(rows), gather_ranks(mine), strict=True):
             rows = torch.where(owned.unsqueeze(-1), part, rows)
         return rows
@@ -232,6 +279,8 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise TypeError("logits with a bias, or of one rank, have no strict contract")
         # Converted anew each time: a tied head is the embedding's weight, which may be changed in place.
         own = operators(hidden_states.dtype)
+        if lm_head.tp_size == 1:
+            return own.lm_head(hidden_states, own.weight(lm_head.weight[: self.org_vocab_size]))
         local = own.lm_head(hidden_states, own.weight(lm_head.weight))
         return torch.cat(gather_ranks(local), dim=-1)[..., : self.org_vocab_size]
 
@@ -251,3 +300,32 @@ REPLACEMENTS = {
     ParallelLMHead: StrictParallelLMHead,
     LogitsProcessor: StrictLogitsProcessor,
 }
+
+
+def packed_attention(native: Any) -> Any:
+    """Qwen3's attention layer with the norms and rotations of q and k in one kernel, where a compiler traces it.
+
+    Elsewhere the layer's own modules run, one by one, so that each can be observed; the bits are the same.
+    """
+
+    def forward(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return native(self, positions, hidden_states)
+        own: Any = operators(hidden_states.dtype)  # the kernels', which have it
+        where = positions.flatten()
+        qkv, _ = self.qkv_proj(hidden_states)
+        both = own.packed_qk_norm_rope(
+            qkv,
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self.q_norm.variance_epsilon,
+            where,
+            self.rotary_emb.table(where),
+            self.num_heads,
+            self.num_kv_heads,
+        )
+        value = qkv[:, self.q_size + self.kv_size :]
+        output, _ = self.o_proj(self.attn(both[:, : self.num_heads], both[:, self.num_heads :], value))
+        return output
+
+    return forward

@@ -34,18 +34,16 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows
 from diffcheck.capture.rope import kept_positions, live_entry, table_entry
 from diffcheck.capture.strict import strict_path
+from diffcheck.capture.switches import Switch
 
 Tensor = Any
 #: Release series of megatron-core whose module tree is known here; one release of each is tested.
 SUPPORTED = {"0.16": "0.16.1", "0.19": "0.19.2"}
-#: Engine-specific switches and their defaults.
+#: Engine-specific switches.
 EXTRA = {
-    # Megatron's make-vocab-size-divisible-by, a rank.
-    "vocab_multiple": 128,
-    # Sequences scored together, right-padded.
-    "micro_batch": 1,
-    # CPU threads a rank; 0: torch's own choice, divided among the ranks.
-    "threads": 0,
+    "vocab_multiple": Switch(int, 128, "make-vocab-size-divisible-by, a rank", least=1),
+    "micro_batch": Switch(int, 1, "sequences scored together, right-padded", least=1),
+    "threads": Switch(int, 0, "CPU threads a rank; 0: torch's own choice, divided among the ranks", least=0),
 }
 _NO_LOGSUMEXP = (
     "vocab_parallel_cross_entropy never forms it: it keeps the maximum and the logarithm of the shifted sum apart"
@@ -404,18 +402,26 @@ def next_tokens(ids: Sequence[int]) -> Sequence[int]:
     return ids[1:]
 
 
-def _check_version() -> str:
+def check_release(found: str | None) -> str:
+    """``found``, the installed version of Megatron-core.
+
+    Raises:
+        EngineError: none is installed, or one of a release series that is not known here.
+    """
     remedy = f"supported releases: {', '.join(f'{v} ({s}.x)' for s, v in SUPPORTED.items())}"
+    if found is None:
+        raise EngineError("megatron-core is not installed", f"pip install megatron-core; {remedy}")
+    if ".".join(found.split(".")[:2]) not in SUPPORTED:
+        raise EngineError(f"megatron-core {found} is not supported", remedy)
+    return found
+
+
+def _check_version() -> str:
     try:
         import megatron.core
     except ImportError as error:
-        raise EngineError(
-            f"megatron-core cannot be imported: {error}", f"pip install megatron-core; {remedy}"
-        ) from None
-    version: str = megatron.core.__version__
-    if ".".join(version.split(".")[:2]) not in SUPPORTED:
-        raise EngineError(f"megatron-core {version} is not supported", remedy)
-    return version
+        raise EngineError(f"megatron-core cannot be imported: {error}", "pip install megatron-core") from None
+    return check_release(str(megatron.core.__version__))
 
 
 def _window_mask(queries: int, keys: int, window: tuple[int, int]) -> Tensor:
