@@ -124,7 +124,10 @@ def identify(frequencies: Float32Array, config: ModelConfig) -> RopeParameters |
                 candidates.append(RopeParameters(rounded))
                 if factor > 1.0001:
                     candidates.append(RopeParameters(rounded, "linear", float(f"{factor:.6g}")))
-                if own.kind != "default":
+            if own.kind in ("llama3", "yarn"):
+                # Of the longest waves these kinds divide the frequency by the factor.
+                scaled = (last * own.factor / first) ** (-dim / (dim - 2))
+                if (rounded := float(f"{scaled:.{digits}g}")) > 1:
                     candidates.append(replace(own, theta=rounded))
     return next((rope for rope in candidates if gives(rope, frequencies)), None)
 

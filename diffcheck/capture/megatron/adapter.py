@@ -318,7 +318,10 @@ class Adapter:
 
         layers = range(self.config.num_hidden_layers)
         if self._strict is not None:
-            live = self._strict.live_operators(self.model).live_rope()
+            live = getattr(self._strict.live_operators(self.model), "live_rope", lambda: None)()
+            if live is not None and live["frequencies"] is None:
+                # The table is that of an embedding changed since it was built: of the angles that it gave.
+                live["frequencies"] = taps.frequencies()
             return [] if live is None else [live_entry(layers, live)]
         angles = taps.angles
         if angles is None:
@@ -329,11 +332,10 @@ class Adapter:
         rows = angles[[at[p] for p in kept]]
         dtype = torch_dtype(self.options)
         cos, sin = ((f(rows) * taps.attention_factor).to(dtype).float() for f in (torch.cos, torch.sin))
-        frequencies = angles[at[1]] if 1 in at else None
         return [
             table_entry(
                 layers,
-                frequencies=None if frequencies is None else frequencies.float().cpu().numpy(),
+                frequencies=taps.frequencies(),
                 attention_factor=taps.attention_factor,
                 positions=kept,
                 cos=cos.cpu().numpy(),

@@ -49,6 +49,12 @@ class MegatronTaps(Taps):
         """Position of each row of `angles`."""
         return [int(p) for p in self._position(self.angles).reshape(-1).tolist()]
 
+    def frequencies(self) -> Any | None:
+        """Effective inverse frequencies [dim / 2], float32: the angles of position 1, if it was among them."""
+        if self.angles is None or 1 not in (where := self.positions_of_angles()):
+            return None
+        return self.angles[where.index(1)].float().cpu().numpy()
+
     def _position(self, angles: Tensor) -> Tensor:
         """Positions [length, 1] of angles [length, pairs]: the first frequency is base**0 = 1 before linear scaling."""
         factor = getattr(self._rotary, "seq_len_interpolation_factor", None) or 1.0

@@ -38,7 +38,8 @@ def module_facts(model: Module, config: Any, ranks: int) -> dict[str, dict[str, 
             facts.linear(f"{name}.mlp.{x}_proj", mlp.gate_up_proj)
         facts.linear(f"{name}.mlp.down_proj", mlp.down_proj)
         core, own = attention.attn, f"{name}.self_attn.attention"
-        facts.add("scale", own, float(core.impl.scale))
+        # A strict implementation keeps the scale that it passes on apart from vLLM's.
+        facts.add("scale", own, float(getattr(core.impl, "_scale", None) or core.impl.scale))
         kv_heads = int(core.num_kv_heads) * ranks
         facts.add("heads", own, [int(core.num_heads) * ranks, min(kv_heads, config.num_key_value_heads)])
         cap = getattr(core.impl, "logits_soft_cap", None)
