@@ -16,39 +16,12 @@ from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import EngineError
 from diffcheck.capture.interventions import Interventions
 from diffcheck.capture.plan import CapturePlan
+from diffcheck.rows import Index, IntArray, Rows, planned
 from diffcheck.trace.schema import ALWAYS_STORED
 from diffcheck.trace.writer import TraceWriter
 
-IntArray = npt.NDArray[np.int64]
 #: Transport of one rank's slice to all ranks, in rank order. It moves bytes and never adds.
 Gather = Callable[[Any], Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which (sample, position) each row of an engine's tensor belongs to: two arrays [rows]. Rows with sample -1 are
-    padding.
-
-    ``position`` is the token's index in its sequence. What the engine fed to its rotary embedding belongs in the object
-    record.
-    """
-
-    sample: IntArray
-    position: IntArray
-
-    @classmethod
-    def of(cls, sample: int, positions: range) -> Rows:
-        return cls(np.full(len(positions), sample, np.int64), np.array(positions, np.int64))
-
-    @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
-        return cls(np.concatenate([p.sample for p in parts]), np.concatenate([p.position for p in parts]))
-
-    def take(self, index: IntArray | slice | npt.NDArray[np.bool_]) -> Rows:
-        return Rows(self.sample[index], self.position[index])
-
-    def __len__(self) -> int:
-        return int(self.sample.size)
 
 
 @dataclass
@@ -146,7 +119,7 @@ class Recorder:
 
     def will_not_see(self, rows: Rows, why: str) -> None:
         """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
-        self._absent.update(dict.fromkeys(zip(rows.sample.tolist(), rows.position.tolist(), strict=True), why))
+        self._absent.update(dict.fromkeys(rows.places(), why))
 
     def write(self, writer: TraceWriter, expected: dict[str, Rows], *, computed: bool = False) -> None:
         """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
@@ -230,7 +203,8 @@ class Recorder:
         return None if changed is None or np.array_equal(changed, bits) else changed
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
-        keep = self._planned(node, rows)
+        # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
+        keep = planned(rows, self.plan.samples, node.rows, finished=False)
         if not keep.any():
             return
         rows, bits = rows.take(keep), bits[keep] if not keep.all() else bits
@@ -243,16 +217,6 @@ class Recorder:
         if self.plan.level != "digest" or node.name in ALWAYS_STORED:
             pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
 
-    def _planned(self, node: Boundary, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Rows of this plan: real samples, positions that something follows, and for the head those that predict a
-        response token.
-        """
-        keep = rows.sample >= 0
-        if node.rows == "response":
-            first = np.array([len(s.prompt_token_ids) - 1 for s in self.plan.samples], np.int64)
-            keep &= rows.position >= first[np.maximum(rows.sample, 0)]
-        return keep
-
     def _stored_rows(self, rows: int) -> IntArray | None:
         if self.plan.level != "sampled":
             return None
@@ -261,20 +225,11 @@ class Recorder:
 
 def _order(pieces: _Pieces, expected: Rows) -> tuple[IntArray, tuple[int, int] | None]:
     """Where each expected row is among the arrived ones (the last arrival wins: a recomputed row replaces the
-    preempted one).
+    preempted one), and the first that has not arrived.
     """
-    sample, position = np.concatenate(pieces.sample), np.concatenate(pieces.position)
-    at = {(int(s), int(p)): i for i, (s, p) in enumerate(zip(sample, position, strict=True))}
-    order = np.empty(len(expected), np.int64)
-    for i, key in enumerate(zip(expected.sample.tolist(), expected.position.tolist(), strict=True)):
-        if key not in at:
-            return order, key
-        order[i] = at[key]
-    return order, None
-
-
-def expected_rows(samples: Sequence[Any]) -> dict[str, Rows]:
-    """Logical rows of finished samples (`base.samples.Sample`): row set -> rows ordered by (sample, position)."""
-    every = [Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)]
-    response = [Rows.of(i, s.response_positions) for i, s in enumerate(samples)]
-    return {"all": Rows.join(every), "response": Rows.join(response)}
+    arrived = Rows(np.concatenate(pieces.sample), np.concatenate(pieces.position))
+    order = Index(arrived).find(expected)
+    if not (absent := order < 0).any():
+        return order, None
+    first = int(absent.argmax())
+    return order, (int(expected.sample[first]), int(expected.position[first]))

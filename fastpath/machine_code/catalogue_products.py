@@ -10,7 +10,7 @@ import torch
 
 from fastpath.backend import DTYPES
 from fastpath.collectives.all_reduce import merge_ranks
-from fastpath.machine_code.catalogue import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
+from fastpath.machine_code.call import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
 from fastpath.products.linear import input_gradient, linear, weight_gradient
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
