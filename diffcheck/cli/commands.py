@@ -243,6 +243,18 @@ def doctor(
         str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine's GPU: its units, primitives, kernels, ceilings.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0, help="With --measure: no kernel's case starts later than this.")
+    ] = 5.0,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="With --measure: where to write; default: measure-ARCH.json.")
+    ] = None,
+    compared: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", help="Two files of --measure.", metavar="A B")
+    ] = None,
 ) -> None:
     """Say what is installed, what would run, what is missing and how to get it.
 
@@ -250,9 +262,21 @@ def doctor(
 
       rlk-diff doctor
       rlk-diff doctor --target gfx942 --only rms_norm
+      rlk-diff doctor --measure --json mi300x.json
+      rlk-diff doctor --compare mi300x.json h200.json
     """
     from diffcheck.cli.doctor import examine
 
+    if sum((target is not None, measure, compared is not None)) > 1:
+        raise InputError("--target, --measure and --compare exclude each other", "give one of them")
+    if json_out is not None and not measure:
+        raise InputError("--json is only for --measure", "add --measure")
+    if only and target is None:
+        raise InputError("--only is only for --target", "add --target gfx942")
+    if measure:
+        raise typer.Exit(_measure(minutes, json_out))
+    if compared:
+        raise typer.Exit(_compare_measurements(*compared))
     if target is not None:
         raise typer.Exit(_examine_kernels(target, only))
 
@@ -276,6 +300,35 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _measure(minutes: float, json_out: Path | None) -> ExitCode:
+    from diffcheck.measurements import run_measurement
+
+    if json_out:
+        check_writable(json_out)
+    say = functools.partial(Console().print, highlight=False, markup=False, soft_wrap=True)
+    report = run_measurement(minutes, say)
+    path = json_out or Path(f"measure-{report['device']['arch']}.json")
+    write_text(path, json.dumps(report, indent=1) + "\n")
+    for finding in report["findings"]:
+        say(f"differs: {finding['what']}\n  change: {finding['change']}")
+    say(f"{path}: {len(report['findings'])} findings, {len(report['not_run'])} parts not run")
+    return ExitCode.DIVERGED if report["findings"] else ExitCode.EQUAL
+
+
+def _compare_measurements(left: Path, right: Path) -> ExitCode:
+    from diffcheck.measurements import compare_files
+
+    table = Table("", "what", left.name, right.name, box=None)
+    differences = compare_files(left, right)
+    unequal = [d for d in differences if not d.equal]
+    for d in sorted(differences, key=lambda d: d.equal):
+        if not d.equal or not d.what.startswith("kernel "):
+            table.add_row("[green]equal[/]" if d.equal else "[red]differs[/]", d.what, d.left, d.right)
+    Console().print(table)
+    Console().print(f"{len(unequal)} of {len(differences)} things that both measured differ", highlight=False)
+    return ExitCode.DIVERGED if unequal else ExitCode.EQUAL
 
 
 def _check_outputs(json_out: Path | None, html: Path | None) -> None:
