@@ -37,8 +37,8 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        none = np.zeros(0, np.int64)
-        return cls(np.concatenate([none, *(p.sample for p in parts)]), np.concatenate([none, *(p.position for p in parts)]))
+        sample, position = zip(*((p.sample, p.position) for p in (cls.of(0, range(0)), *parts)), strict=True)
+        return cls(np.concatenate(sample), np.concatenate(position))
 
     def take(self, index: IntArray | slice | BoolArray) -> Rows:
         return Rows(self.sample[index], self.position[index])

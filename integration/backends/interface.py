@@ -130,3 +130,15 @@ class Operators(Protocol):
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of whole sequences: ``q`` [tokens, batch, heads, head_dim], ``k`` and ``v`` with their KV heads."""
         ...
+
+
+def check_profile(profile: str) -> str:
+    """``profile``, if engines can follow it.
+
+    Raises:
+        ValueError: an unknown profile, or one that describes an engine.
+    """
+    name: str = find_profile(profile).name
+    if name not in STRICT:
+        raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
+    return name
