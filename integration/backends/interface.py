@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from reference.contract.profiles import profile as find_profile
+
 Tensor = Any
 #: A weight as an implementation reads it fastest: made by `Operators.weight`, opaque to everybody else.
 Weight = Any
