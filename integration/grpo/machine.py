@@ -60,7 +60,7 @@ def _check_releases(config: GrpoConfig) -> None:
     from integration.vllm import plugin as rollout
 
     try:
-        check_version("vLLM", found, rollout.SUPPORTED)
+        check_version("vLLM", found, rollout.SUPPORTED[config.engine])
         check_version("megatron-core", megatron, trainer.SUPPORTED)
     except UnknownVersionError as error:
         raise InputError(str(error).partition(":")[0], "install one of them, or --mode native") from None
