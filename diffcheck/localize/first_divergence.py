@@ -17,22 +17,14 @@ from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
-<<<<<<< HEAD
-from diffcheck.localize.alignment import misaligned
-from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
-from diffcheck.localize.preflight import compare_objects
-from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, LogprobStats, Status, Verdict
-from diffcheck.rows import Index, Rows, expected_rows
-=======
 from diffcheck.base.statistics import LogprobStats
-from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
+from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
->>>>>>> main
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
