@@ -84,7 +84,7 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor, contract: LinearContrac
 
     Args:
         grad: [tokens, outputs], of the contract's ``domain.input``.
-        x: [tokens, inputs], likewise; at least one token.
+        x: [tokens, inputs], likewise.
 
     Returns:
         [outputs, inputs], of the same dtype.
@@ -95,6 +95,8 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor, contract: LinearContrac
     dtype = DTYPES[contract.domain.input]
     require_tensor(grad, "grad", "tokens, outputs", dtype)
     require_tensor(x, "x", f"tokens={grad.shape[0]}, inputs", dtype)
+    if not grad.shape[0]:  # a sum of nothing
+        return torch.zeros(grad.shape[1], x.shape[1], dtype=dtype, device=x.device)
     own = weight_contract(contract, contract.domain.input)
     return product(grad.t(), x.t(), own, 1, dtype)
 

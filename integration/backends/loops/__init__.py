@@ -116,7 +116,7 @@ def attention(
     q: Float32Array, positions: NDArray[np.int64], kv: KeyValues, contract: Any, *, scale: float | None = None
 ) -> Float32Array:
     """As `reference.operators.attention`."""
-    if not _follows(contract):
+    if not _follows(contract) or not len(q):
         return ops.attention(q, positions, kv, contract, scale=scale)
     keys, values = (np.ascontiguousarray(part) for part in kv.read(0, int(positions.max()) + 1))
     out = np.empty(q.shape, np.float32)
