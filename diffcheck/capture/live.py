@@ -19,14 +19,9 @@ from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-<<<<<<< HEAD
 from diffcheck.capture.recorder import Recorder
-from diffcheck.rows import Index, IntArray, Rows, expected_rows
-=======
-from diffcheck.capture.recorder import Recorder
-from diffcheck.rows import Rows, expected_rows
 from diffcheck.capture.switches import Switch, defaults
->>>>>>> main
+from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from reference.models.config import ModelConfig
 
 #: Kind of the attention mask that every supported model has.

@@ -32,11 +32,8 @@ from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, para
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
-<<<<<<< HEAD
-from diffcheck.rows import Rows
-=======
 from diffcheck.capture.switches import Switch
->>>>>>> main
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

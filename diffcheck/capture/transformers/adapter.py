@@ -25,13 +25,8 @@ from diffcheck.capture.live import (
     torch_dtype,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-<<<<<<< HEAD
 from diffcheck.capture.recorder import Recorder
-=======
-from diffcheck.capture.recorder import Recorder
-from diffcheck.rows import Rows
 from diffcheck.capture.switches import Switch
->>>>>>> main
 from diffcheck.capture.transformers.taps import TransformersTaps
 from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
