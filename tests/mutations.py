@@ -177,9 +177,6 @@ def tests_of(path: Path) -> list[str]:
     relative = path.relative_to(ROOT)
     name = f"test_{_NAMES.get(path.stem, path.stem)}.py"
     named = [str(found.relative_to(ROOT)) for found in sorted((ROOT / "tests").rglob(name))]
-        str(found.relative_to(ROOT))
-        for found in sorted((ROOT / "tests").rglob(f"test_{_NAMES.get(path.stem, path.stem)}.py"))
-    ]
     for folder in relative.parents:
         if str(folder) in _SHARED:
             return list(dict.fromkeys((*named, *_SHARED[str(folder)])))
