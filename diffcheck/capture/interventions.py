@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcheck.base.bits import UIntArray
+from diffcheck.base.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
 #: What makes a name a pattern.
@@ -56,9 +57,18 @@ class BitFlip:
     aligns: ClassVar[bool] = False
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        """Raises:
+        InputError: an element or bit that the values do not have.
+        """
         hit = (sample == self.sample) & (position == self.position)
         if not hit.any():
             return None
+        width, size = bits.shape[1], bits.dtype.itemsize * 8
+        if self.index >= width or self.bit >= size:
+            raise InputError(
+                f"flip of element {self.index}, bit {self.bit} at {name}: it has {width} elements of {size} bits",
+                f"choose an element below {width} and a bit below {size}",
+            )
         changed = bits.copy()
         changed[hit, self.index] ^= bits.dtype.type(1 << self.bit)
         return changed
