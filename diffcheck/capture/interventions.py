@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from diffcheck.base.bits import UIntArray
+from diffcheck.base.errors import InputError
 from diffcheck.rows import IntArray
 
 #: What makes a name a pattern.
@@ -98,9 +99,18 @@ class BitFlip:
     aligns: ClassVar[bool] = False
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        """Raises:
+        InputError: an element or bit that the values do not have.
+        """
         hit = (sample == self.sample) & (position == self.position)
         if not hit.any():
             return None
+        width, size = bits.shape[1], bits.dtype.itemsize * 8
+        if self.index >= width or self.bit >= size:
+            raise InputError(
+                f"flip of element {self.index}, bit {self.bit} at {name}: it has {width} elements of {size} bits",
+                f"choose an element below {width} and a bit below {size}",
+            )
         changed = bits.copy()
         changed[hit, self.index] ^= bits.dtype.type(1 << self.bit)
         return changed

@@ -71,6 +71,8 @@ class CapturePlan:
     #: Contract overrides for engines that follow contracts: {"layers.*.mlp.act": {"rounding.silu": "bfloat16"}}.
     contract_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     interventions: tuple[Intervention, ...] = ()
+    #: What else of this plan was changed on purpose, in words.
+    changes: tuple[str, ...] = ()
     #: Observe nothing but the logprobs: the twin run that shows that observing changes no bit.
     observe: bool = True
     #: Also write what each operator gave before aligning interventions replaced it: a second trace, here.
@@ -96,6 +98,7 @@ class CapturePlan:
                 "computed": Path(data["computed"]) if data.get("computed") else None,
                 "samples": tuple(Sample.from_json(s) for s in data["samples"]),
                 "layers": tuple(data["layers"]) if data.get("layers") else None,
+                "changes": tuple(data.get("changes", ())),
                 "interventions": tuple(received(i) for i in data.get("interventions", ())),
             }
         )

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from diffcheck.base.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.base.boundaries import Boundary
-from diffcheck.base.errors import EngineError
-from diffcheck.capture.interventions import Interventions
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.capture.interventions import Function, Intervention, Interventions
+from diffcheck.capture.matching import check_matches, words
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.rows import Index, IntArray, Rows, planned
 from diffcheck.trace.schema import ALWAYS_STORED
@@ -48,6 +49,9 @@ class Recorder:
     Args:
         boundaries: the dataflow graph of the model; a name outside it is a programming error.
         gather: transport between tensor-parallel ranks, or None for one rank. Must be called by all ranks alike.
+
+    Raises:
+        InputError: the plan names a boundary, row, element or layer that the model or its samples do not have.
     """
 
     def __init__(
@@ -61,7 +65,11 @@ class Recorder:
         self._pieces: dict[str, _Pieces] = {}
         #: What the operators gave before anything was aligned, where the plan asks for it.
         self._computed: dict[str, _Pieces] = {}
+        check_matches(plan, self.boundaries)
         self._interventions = Interventions(plan.interventions)
+        #: Of the plan's interventions, those that met a row of the plan, and those that changed a bit of one.
+        self._met: set[int] = set()
+        self._fired: set[int] = set()
         self.unobserved: dict[str, str] = {}
         self._absent: dict[tuple[int, int], str] = {}
 
@@ -162,6 +170,22 @@ class Recorder:
             raise EngineError(f"{boundary}: row (sample {missing[0]}, position {missing[1]}) was not seen")
         return np.concatenate(pieces.bits)[order], pieces.dtype
 
+    def changed(self) -> list[str]:
+        """The interventions that changed a bit of some row, in words and in the plan's order.
+
+        Raises:
+            InputError: one that is meant as a change met nothing that it could have changed: the response ended before
+                its position, or the engine has no such value. The run would say "equal" of a change that was not made.
+        """
+        for intervention in self.plan.interventions:
+            if not intervention.aligns and id(intervention) not in self._met:
+                why = self.unobserved.get(intervention.boundary, "no row of it came by")
+                raise InputError(
+                    f"{words(intervention)}: nothing was changed: {why}",
+                    "choose a row that the samples have, of a boundary that this engine shows",
+                )
+        return [words(i) for i in self.plan.interventions if id(i) in self._fired]
+
     def digests(self) -> dict[str, str]:
         """SHA-256 of what has arrived of each boundary, in order of arrival: ranks that agree have the same ones."""
         return {name: digest_of_rows(np.concatenate(pieces.digests)) for name, pieces in self._pieces.items()}
@@ -193,14 +217,27 @@ class Recorder:
                 self._keep(self._computed, node, rows, current, dtype)
                 kept = True
             new = intervention.apply(node.name, rows.sample, rows.position, current, dtype)
+            if isinstance(intervention, Function):
+                # It saw these rows: whether to change them is its own affair.
+                self._met.add(id(intervention))
             if new is not None:
                 if new.shape != bits.shape or new.dtype != bits.dtype:
                     raise EngineError(f"{node.name}: an intervention returned {new.shape} of {new.dtype}")
+                self._note(intervention, node, rows, current, new)
                 changed = new
         if not kept:
             self._keep(self._computed, node, rows, bits if changed is None else changed, dtype)
         # Putting in what is there already is no change: an engine that fuses operators goes on with what it fused.
         return None if changed is None or np.array_equal(changed, bits) else changed
+
+    def _note(self, intervention: Intervention, node: Boundary, rows: Rows, old: UIntArray, new: UIntArray) -> None:
+        if id(intervention) in self._fired:
+            return
+        planned = self._planned(node, rows)
+        if planned.any():
+            self._met.add(id(intervention))
+        if (old != new)[planned].any():
+            self._fired.add(id(intervention))
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
         # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
