@@ -30,7 +30,7 @@ from fastpath.machine_code.call import (
 from fastpath.machine_code.catalogue_products import product_calls
 from fastpath.rows.embedding import embedding, embedding_backward
 from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
-from fastpath.rows.qk_norm_rope import qk_norm_rope
+from fastpath.rows.qk_norm_rope import packed_qk_norm_rope, qk_norm_rope
 from fastpath.rows.residual_add import residual_add
 from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import RopeTable, rope
@@ -87,6 +87,9 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
     yield Call(
         f"embedding/{name}/backward", lambda: embedding_backward(x, ids, VOCABULARY, contract("embedding", name))
     )
+    qkv = empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
+    packed = (qkv, head_weight, head_weight, ids, table, HEADS, KV_HEADS, EPSILON, norm, contract("rope", name))
+    yield Call(f"packed_qk_norm_rope/{name}", partial(packed_qk_norm_rope, *packed))
     yield Call(f"kv_cache/{name}", lambda: write_cache(keys, keys, ids, cache, cache, contract("kv_cache", name)))
 
 
