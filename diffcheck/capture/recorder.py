@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.base.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
+from diffcheck.base.bits import BoolArray, UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.interventions import Function, Intervention, Interventions
@@ -233,15 +233,14 @@ class Recorder:
     def _note(self, intervention: Intervention, node: Boundary, rows: Rows, old: UIntArray, new: UIntArray) -> None:
         if id(intervention) in self._fired:
             return
-        planned = self._planned(node, rows)
-        if planned.any():
+        asked = self._planned(node, rows)
+        if asked.any():
             self._met.add(id(intervention))
-        if (old != new)[planned].any():
+        if (old != new)[asked].any():
             self._fired.add(id(intervention))
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
-        # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
-        keep = planned(rows, self.plan.samples, node.rows, finished=False)
+        keep = self._planned(node, rows)
         if not keep.any():
             return
         rows, bits = rows.take(keep), bits[keep] if not keep.all() else bits
@@ -253,6 +252,10 @@ class Recorder:
         pieces.digests.append(row_digests(bits, dtype))
         if self.plan.level != "digest" or node.name in ALWAYS_STORED:
             pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
+
+    def _planned(self, node: Boundary, rows: Rows) -> BoolArray:
+        # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
+        return planned(rows, self.plan.samples, node.rows, finished=False)
 
     def _stored_rows(self, rows: int) -> IntArray | None:
         if self.plan.level != "sampled":
