@@ -136,7 +136,11 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
     try:
         config = ModelConfig.from_folder(folder)
     except (FileNotFoundError, UnsupportedModelError) as error:
-        raise InputError(str(error), "supported are dense Qwen3, Qwen2 and Llama folders") from None
+        raise InputError(
+            str(error),
+            "supported are dense Qwen3, Qwen2 and Llama folders whose config.json is understood (docs/inputs.md); "
+            "take out a key only if it changes nothing",
+        ) from None
     if not list(folder.glob("*.safetensors")):
         raise InputError(f"{folder}: no *.safetensors in it", "save the model with safetensors")
     return folder.resolve(), config

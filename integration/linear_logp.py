@@ -10,14 +10,11 @@ import hashlib
 import json
 from typing import Any
 
-import numpy as np
 import torch
 
-from integration.arrays import to_array, to_tensor
+from integration.backends import Operators
 from integration.linear_logp_request import Request, RequestError
 from integration.megatron import functions
-from integration.operators import StrictOperators
-from reference import operators as ops
 
 Tensor = Any
 
@@ -26,12 +23,10 @@ class Entropy(torch.autograd.Function):  # type: ignore[misc]
     """Processed logits [rows, vocabulary] -> entropy [rows] of their softmax, in nats."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, logits: Tensor) -> Tensor:
-        contract, sums = own.contracts["entropy"], own.contracts["logsumexp"]
-        own.calls["entropy"] += 1
+    def forward(ctx: Any, own: Operators, logits: Tensor) -> Tensor:
         lse = own.logsumexp(logits)
-        value = to_tensor(ops.entropy(to_array(logits), lse, contract, sums), torch.float32)
-        ctx.save_for_backward(logits, torch.from_numpy(np.asarray(lse.value)), value)
+        value = own.entropy(logits, lse)
+        ctx.save_for_backward(logits, lse.value, value)
         return value
 
     @staticmethod
@@ -44,7 +39,7 @@ class Entropy(torch.autograd.Function):  # type: ignore[misc]
         return None, dlogits.masked_fill(torch.isneginf(logits), 0.0) * grad[:, None]
 
 
-def linear_logp(request: Request, own: StrictOperators) -> tuple[Tensor, Tensor | None]:
+def linear_logp(request: Request, own: Operators) -> tuple[Tensor, Tensor | None]:
     """Logprobs [tokens] and, if asked for, entropy [tokens]: float32, attached to what requires gradients.
 
     Bits depend neither on ``request.chunk`` nor on the number of ranks.
@@ -68,7 +63,7 @@ def linear_logp(request: Request, own: StrictOperators) -> tuple[Tensor, Tensor 
     return logp, torch.cat(entropies) if request.entropy else None
 
 
-def _chunk(request: Request, own: StrictOperators, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+def _chunk(request: Request, own: Operators, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
     processed = _processed(request, own, logits[rows], request.temperatures[rows])
     if request.keep is not None:
         keep = torch.cat(functions.gather_ranks(request.keep[rows], request.group), dim=-1)[:, : request.vocabulary]
@@ -81,7 +76,7 @@ def _chunk(request: Request, own: StrictOperators, logits: Tensor, rows: slice) 
     return logp, Entropy.apply(own, processed if request.entropy_grad else processed.detach())
 
 
-def _processed(request: Request, own: StrictOperators, logits: Tensor, temperatures: list[float]) -> Tensor:
+def _processed(request: Request, own: Operators, logits: Tensor, temperatures: list[float]) -> Tensor:
     """Rows of the same temperature are scaled together, then put back in order."""
 
     def scaled(rows: Tensor, temperature: float) -> Tensor:
@@ -96,7 +91,7 @@ def _processed(request: Request, own: StrictOperators, logits: Tensor, temperatu
     return torch.cat(parts)[torch.argsort(torch.cat(where))]
 
 
-def contracts(request: Request, own: StrictOperators) -> dict[str, str]:
+def contracts(request: Request, own: Operators) -> dict[str, str]:
     """Operator -> contract id, of all that the request needs."""
     names = ["processed_logits", "logsumexp", "logprob"]
     names += ["lm_head"] if request.logits is None else []

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from diffcheck.errors import EngineError, RlkError
+from integration.backends import STRICT, Operators, operators_for
 from integration.grpo.metrics import log_ratios, mismatch, unequal_bits
 from integration.linear_logp import contracts, joint_id
 from integration.linear_logp import linear_logp as compute
 from integration.linear_logp_request import RequestError, UnavailableError, checked
-from integration.operators import STRICT, StrictOperators
 from integration.vllm.state import PROFILE
 
 Tensor = Any
@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Any] = {
     "multi_latent_attention": False,
     "fp8": None,
 }
-_operators: dict[tuple[str, torch.dtype], StrictOperators] = {}
+_operators: dict[tuple[str, torch.dtype], Operators] = {}
 
 
 def linear_logp(request: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _linear_logp(request: Any) -> dict[str, Any]:
     profile = _profile()
     key = (profile, problem.dtype)
     if key not in _operators:
-        _operators[key] = StrictOperators(*key)
+        _operators[key] = operators_for(*key)
     own = _operators[key]
     logp, entropy = compute(problem, own)
     ids = contracts(problem, own)
@@ -138,7 +138,7 @@ def _profile() -> str:
     return profile
 
 
-def _backend(own: StrictOperators) -> str:
+def _backend(own: Operators) -> str:
     return f"rlk.cpu.{own.evidence()['loops'].rpartition('.')[2]}"
 
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from integration.arrays import to_array
-from integration.operators import StrictOperators, weight_array
-from reference.operators.kv_cache import DenseKeyValues
+from integration.backends import Operators
 
 Tensor = Any
 Group = Any
@@ -45,9 +42,7 @@ class Embedding(torch.autograd.Function):  # type: ignore[misc]
     """(tokens, table) -> rows; ``mine`` masks the tokens of this rank's part of the table, None owns all."""
 
     @staticmethod
-    def forward(
-        ctx: Any, own: StrictOperators, tokens: Tensor, table: Tensor, mine: Tensor | None, group: Group
-    ) -> Any:
+    def forward(ctx: Any, own: Operators, tokens: Tensor, table: Tensor, mine: Tensor | None, group: Group) -> Any:
         rows = own.embedding(tokens, table)
         ctx.save_for_backward(tokens, mine)
         ctx.shape = table.shape
@@ -69,7 +64,7 @@ class RmsNorm(torch.autograd.Function):  # type: ignore[misc]
     """(x, weight) -> norm over the last axis; ``heads`` says that it is the norm of heads [..., heads, head_dim]."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, x: Tensor, weight: Tensor, epsilon: float, heads: bool) -> Tensor:
+    def forward(ctx: Any, own: Operators, x: Tensor, weight: Tensor, epsilon: float, heads: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.epsilon = epsilon
         return own.qk_norm(x, weight, epsilon) if heads else own.rms_norm(x, weight, epsilon)
@@ -93,16 +88,16 @@ class Linear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, own: StrictOperators, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: Group
+        ctx: Any, own: Operators, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: Group
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.group = None if kind == "row" else group
-        array = weight_array(weight)
+        own_weight = own.weight(weight)
         if kind == "linear":
-            return own.linear(x, array, bias)
+            return own.linear(x, own_weight, bias)
         if kind == "lm_head":
-            return own.lm_head(x, array)
-        return own.row_linear_partial(x, array, 1 if group is None else group.size())
+            return own.lm_head(x, own_weight)
+        return own.row_linear_partial(x, own_weight, 1 if group is None else group.size())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -118,7 +113,7 @@ class MergeRanks(torch.autograd.Function):  # type: ignore[misc]
     """(partial of this rank, bias) -> the sum of all ranks' partials, rounded."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, partial: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+    def forward(ctx: Any, own: Operators, partial: Tensor, bias: Tensor | None, group: Group) -> Tensor:
         ctx.save_for_backward(bias)
         return own.row_linear_merge(gather_ranks(partial, group), bias)
 
@@ -134,9 +129,10 @@ class Rope(torch.autograd.Function):  # type: ignore[misc]
     """(x [tokens, heads, head_dim], positions [tokens]) -> rotated."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        ctx.cos, ctx.sin = (torch.from_numpy(part)[:, None] for part in own.rope_table(positions, x.shape[-1], theta))
-        return own.rope(x, positions, theta)
+    def forward(ctx: Any, own: Operators, x: Tensor, positions: Tensor, theta: float) -> Tensor:
+        table = own.rope_table(positions, x.shape[-1], theta, x.shape[0])
+        ctx.cos, ctx.sin = (torch.from_numpy(part)[:, None] for part in table)
+        return own.rotate(x, positions, table)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -149,7 +145,7 @@ class ResidualAdd(torch.autograd.Function):  # type: ignore[misc]
     """x + residual."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(ctx: Any, own: Operators, x: Tensor, residual: Tensor) -> Tensor:
         return own.residual_add(x, residual)
 
     @staticmethod
@@ -161,7 +157,7 @@ class Swiglu(torch.autograd.Function):  # type: ignore[misc]
     """silu(gate) * up."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, own: Operators, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         return own.swiglu(gate, up)
 
@@ -177,14 +173,9 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     """Causal attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, own: Operators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        positions = np.arange(q.shape[0])
-        rows = [
-            own.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None)
-            for b in range(q.shape[1])
-        ]
-        return torch.stack(rows, dim=1)
+        return own.causal_attention(q, k, v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -212,7 +203,7 @@ class ProcessedLogits(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any,
-        own: StrictOperators,
+        own: Operators,
         logits: Tensor,
         vocabulary: int,
         shaping: tuple[float, int | None, float | None],
@@ -240,10 +231,10 @@ class LogProb(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, own: StrictOperators, logits: Tensor, targets: Tensor, see: Any) -> Tensor:
+    def forward(ctx: Any, own: Operators, logits: Tensor, targets: Tensor, see: Any) -> Tensor:
         lse = own.logsumexp(logits)
-        value = see(torch.from_numpy(lse.value)[:, None])
-        lse = lse._replace(value=np.ascontiguousarray(to_array(value)[:, 0]))
+        value = see(lse.value[:, None])
+        lse = lse._replace(value=value[:, 0].contiguous())
         ctx.save_for_backward(logits, targets, value)
         return own.logprob(logits, targets, lse)
 

@@ -14,14 +14,14 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
 
+from integration.backends import Operators
 from integration.megatron import functions
-from integration.operators import StrictOperators
 
 Tensor = Any
 OPERATORS = "rlk_operators"
 
 
-def operators_of(config: Any) -> StrictOperators:
+def operators_of(config: Any) -> Operators:
     """The operators of the model that ``config`` belongs to.
 
     Raises:
@@ -125,7 +125,7 @@ class StrictEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
         return functions.Embedding.apply(own, input_, self.weight, mine, group)
 
 
-def bias_dropout_add(own: StrictOperators) -> Callable[..., Any]:
+def bias_dropout_add(own: Operators) -> Callable[..., Any]:
     """Megatron's residual add, as its layers ask for it: ``get(training, fused)`` gives the function."""
 
     def add(x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, prob: float) -> Tensor:

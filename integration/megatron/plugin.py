@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from integration.operators import StrictOperators
+from integration.backends import check_profile, operators_for
 from integration.versions import Patch, apply_patches, check_version
 
 Tensor = Any
@@ -41,9 +41,7 @@ def prepare(profile: str) -> None:
         ValueError: an unknown profile, or one that describes an engine.
     """
     global _profile
-    import torch
-
-    StrictOperators(profile, torch.float32)
+    check_profile(profile)
     import megatron.core
 
     check_version("megatron-core", megatron.core.__version__, SUPPORTED)
@@ -70,7 +68,7 @@ def specification(config: Any, theta: float) -> Any:
         raise RuntimeError("no strict profile is chosen: call prepare first")
     _check_config(config)
     apply_patches("megatron-core", megatron.core.__version__, PATCHES)
-    own = StrictOperators(_profile, config.params_dtype)
+    own = operators_for(_profile, config.params_dtype)
     setattr(config, modules.OPERATORS, own)
     config.rlk_theta = theta
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")

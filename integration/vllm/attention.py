@@ -15,11 +15,17 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from integration.operators import StrictOperators
+from integration.backends.arrays import ArrayOperators
 from integration.vllm.state import operators
 from reference.checks import Float32Array
 
 Tensor = Any
+
+
+def _operators(dtype: Any) -> ArrayOperators:
+    own = operators(dtype)
+    assert isinstance(own, ArrayOperators)  # vLLM chose its CPU backend, so its device is the CPU
+    return own
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class StrictMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
 class BlockReader:
     """Keys and values of one sequence in a cache [blocks, KV heads, block size, 2 * head_dim]."""
 
-    own: StrictOperators
+    own: ArrayOperators
     cache: Tensor
     blocks: NDArray[np.int64]
     length: int
@@ -127,7 +133,7 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Store ``key`` and ``value`` [tokens, KV heads, head_dim] at flat slots; a negative slot is padding."""
-        own, size = operators(key.dtype), kv_cache.shape[2]
+        own, size = _operators(key.dtype), kv_cache.shape[2]
         count = slot_mapping.shape[0]
         both = torch.cat([own.kv_cache(key[:count]), own.kv_cache(value[:count])], dim=-1)
         slots = slot_mapping.long()
@@ -152,7 +158,7 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
             raise TypeError("quantised attention outputs have no strict contract")
         if attn_metadata is None:  # warming up: there is no cache yet
             return output
-        own = operators(query.dtype)
+        own = _operators(query.dtype)
         for part in attn_metadata.sequences:
             kv = BlockReader(own, kv_cache, part.blocks, part.length)
             attended = own.attention(query[part.rows], part.positions, kv, self._scale)

@@ -18,7 +18,6 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from integration.operators import weight_array
 from integration.vllm.state import operators
 
 Tensor = Any
@@ -48,7 +47,7 @@ class StrictLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         self._ranks = ranks
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        layer.rlk_weight = weight_array(layer.weight)
+        layer.rlk_weight = operators(layer.weight.dtype).weight(layer.weight)
         layer.rlk_dtype = layer.weight.dtype
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
@@ -109,8 +108,7 @@ class StrictRMSNorm(RMSNorm):  # type: ignore[misc]
             return own.qk_norm(x, weight, self.variance_epsilon)
         if residual is None:
             return own.rms_norm(x, weight, self.variance_epsilon)
-        total = own.residual_add(x, residual)
-        return own.rms_norm(total, weight, self.variance_epsilon), total
+        return own.rms_norm_residual(x, residual, weight, self.variance_epsilon)
 
 
 class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
@@ -123,10 +121,11 @@ class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         own, where = operators(query.dtype), positions.flatten()
+        table = own.rope_table(where, self.head_size, float(self.base), self.max_position_embeddings)
 
         def rotate(x: Tensor) -> Tensor:
             heads = x.reshape(where.shape[0], -1, self.head_size)
-            return own.rope(heads, where, float(self.base)).reshape(x.shape)
+            return own.rotate(heads, where, table).reshape(x.shape)
 
         return rotate(query), None if key is None else rotate(key)
 
@@ -172,7 +171,8 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         if embedding_bias is not None or skip_gather:
             raise TypeError("logits with a bias, or of one rank, have no strict contract")
         # Converted anew each time: a tied head is the embedding's weight, which may be changed in place.
-        local = operators(hidden_states.dtype).lm_head(hidden_states, weight_array(lm_head.weight))
+        own = operators(hidden_states.dtype)
+        local = own.lm_head(hidden_states, own.weight(lm_head.weight))
         return torch.cat(gather_ranks(local), dim=-1)[..., : self.org_vocab_size]
 
 

@@ -65,11 +65,9 @@ def register() -> None:
 
 def _check(profile: str) -> str:
     """The installed version of vLLM, if it and ``profile`` are known."""
-    import torch
+    from integration.backends import check_profile
 
-    from integration.operators import StrictOperators
-
-    StrictOperators(profile, torch.float32)  # an unknown name must fail here, not in the middle of a forward
+    check_profile(profile)  # an unknown name must fail here, not in the middle of a forward
     found = _installed()
     check_version("vLLM", found, SUPPORTED)
     return found

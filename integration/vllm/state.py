@@ -1,4 +1,4 @@
-"""The operators of this process's vLLM worker: one profile, one dtype."""
+"""The operators of this process's vLLM worker: one profile, one dtype, one device."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a native vLLM loads this module too, and shall load no more than it
-    from integration.operators import StrictOperators
+    from integration.backends import Operators
 
 #: Environment variable that chooses the profile in every process of vLLM.
 PROFILE = "RLK_PROFILE"
-_operators: StrictOperators | None = None
+_operators: Operators | None = None
 
 
-def operators(dtype: Any) -> StrictOperators:
-    """The operators for a model of torch ``dtype``; made on first use.
+def operators(dtype: Any) -> Operators:
+    """The operators for a model of torch ``dtype`` on vLLM's device; made on first use.
 
     Raises:
         ValueError: an unknown profile, or a second dtype in one process.
+        BackendError: nothing computes the profile on that device.
     """
     global _operators
     if _operators is None:
-        from integration.operators import StrictOperators
+        from vllm.platforms import current_platform
 
-        _operators = StrictOperators(os.environ[PROFILE], dtype)
+        from integration.backends import operators_for
+
+        _operators = operators_for(os.environ[PROFILE], dtype, current_platform.device_type)
     if _operators.dtype != dtype:
         raise ValueError(f"one strict worker holds one model: it is of {_operators.dtype}, asked for {dtype}")
     return _operators
 
 
-def current() -> StrictOperators:
+def current() -> Operators:
     """The operators that the model already uses.
 
     Raises:

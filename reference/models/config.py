@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reference.models.keys import UNDERSTOOD_ROPE, unread_keys
+
 #: Architectures whose forward the reference specifies. Each is RMSNorm, rotary embedding, grouped-query attention and
 #: SwiGLU; they differ in QK-norm and in which projections carry a bias.
 SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+#: The ``model_type`` of each, by which transformers chooses a class while vLLM goes by the architecture.
+_MODEL_TYPES = dict(zip(SUPPORTED_ARCHITECTURES, ("qwen3", "qwen2", "llama"), strict=True))
+#: Defaults of transformers' configuration classes where they are not derived from other fields.
+_QWEN3_HEAD_DIM, _QWEN_KV_HEADS = 128, 32
 
 
 class UnsupportedModelError(ValueError):
@@ -54,12 +60,17 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_dim
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> ModelConfig:
+    def from_dict(cls, config: Mapping[str, Any], *, live: bool = False) -> ModelConfig:
         """Read a config as ``transformers`` writes it (both the 4.x and the 5.x spelling of RoPE and dtype).
 
+        Args:
+            live: the config is a running engine's, whose further keys are its library's own; those of the file were
+                checked before the engine started.
+
         Raises:
-            UnsupportedModelError: the architecture, activation, RoPE kind or sliding window is not specified here; it
-                is named.
+            UnsupportedModelError: the architecture, activation, RoPE kind or a sliding window is not specified here,
+                keys contradict each other, or one that is not understood may change the forward; it is named, with
+                what it would change.
         """
         architectures = config.get("architectures") or ["(none given)"]
         name = architectures[0]
@@ -67,17 +78,29 @@ class ModelConfig:
             raise UnsupportedModelError(
                 f"architecture {name} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
             )
+        if (kind := config.get("model_type", _MODEL_TYPES[name])) != _MODEL_TYPES[name]:
+            raise UnsupportedModelError(
+                f"model_type {kind!r} contradicts architecture {name}: vLLM goes by one, transformers by the other"
+            )
+        if not live and (unread := list(unread_keys(config, name))):
+            raise UnsupportedModelError("; ".join(unread))
         if (act := config.get("hidden_act", "silu")) != "silu":
             raise UnsupportedModelError(f"hidden_act {act!r} is not supported; only 'silu' is")
-        if config.get("use_sliding_window"):
-            raise UnsupportedModelError("use_sliding_window is not supported by the dense forward")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        _check_windows(config, name)
+        rope = rope_of({**config, "rope_theta": None} if live and config.get("rope_parameters") else config)
+        if (kind := rope["rope_type"]) != "default":
             raise UnsupportedModelError(f"rope_type {kind!r} is not supported; only 'default' is")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            factor = rope["partial_rotary_factor"]
+            raise UnsupportedModelError(
+                f"partial_rotary_factor {factor} is not supported: it would leave features of each head unrotated"
+            )
         if config.get("mlp_bias"):
             raise UnsupportedModelError("mlp_bias is not supported")
         heads = int(config["num_attention_heads"])
-        is_qwen2 = name == "Qwen2ForCausalLM"
+        is_qwen2, is_qwen3 = name == "Qwen2ForCausalLM", name == "Qwen3ForCausalLM"
+        kv_heads = config.get("num_key_value_heads", _QWEN_KV_HEADS if is_qwen2 or is_qwen3 else heads)
+        head_dim = config.get("head_dim", _QWEN3_HEAD_DIM if is_qwen3 else None)
         bias = bool(config.get("attention_bias", False))
         return cls(
             architecture=name,
@@ -85,14 +108,14 @@ class ModelConfig:
             hidden_size=int(config["hidden_size"]),
             intermediate_size=int(config["intermediate_size"]),
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            num_key_value_heads=int(kv_heads or heads),
+            head_dim=int(head_dim or config["hidden_size"] // heads),
             vocab_size=int(config["vocab_size"]),
             max_position_embeddings=int(config["max_position_embeddings"]),
             rms_norm_eps=float(config["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            rope_theta=float(rope["rope_theta"]),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qk_norm=name == "Qwen3ForCausalLM",
+            qk_norm=is_qwen3,
             qkv_bias=is_qwen2 or bias,
             o_bias=bias and not is_qwen2,
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
@@ -117,3 +140,74 @@ class ModelConfig:
             raise UnsupportedModelError(f"{path}: field {error} is missing") from None
         except (TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{path}: {error}") from None
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The RoPE parameters of a config in one dictionary, with ``rope_type`` and ``rope_theta``.
+
+    Raises:
+        UnsupportedModelError: spellings that contradict each other (each library prefers another one), parameters by
+            layer type, or a parameter that is not understood.
+    """
+    spellings = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        if config.get(key):
+            spellings[key] = _one_rope(key, config)
+    if len(spellings) == 2 and spellings["rope_parameters"] != spellings["rope_scaling"]:
+        a, b = spellings["rope_parameters"], spellings["rope_scaling"]
+        differing = [f"{k} {a.get(k)!r} against {b.get(k)!r}" for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)]
+        raise UnsupportedModelError(
+            f"rope_parameters and rope_scaling contradict each other ({', '.join(differing)}): "
+            "some libraries take one, some the other; keep the one that is meant"
+        )
+    return next(iter(spellings.values()), None) or _one_rope(None, config)
+
+
+def _one_rope(key: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """One spelling, completed by the keys beside it."""
+    given = config[key] if key else {}
+    if not isinstance(given, Mapping):
+        raise UnsupportedModelError(f"{key} must be a dictionary, got {given!r}")
+    if nested := [k for k, v in given.items() if isinstance(v, Mapping)]:
+        raise UnsupportedModelError(f"{key} by layer type ({', '.join(nested)}) is not supported")
+    if unread := [k for k, v in given.items() if k not in UNDERSTOOD_ROPE and v is not None]:
+        raise UnsupportedModelError(
+            f"{key}.{unread[0]} = {given[unread[0]]!r} is not understood: it may change the angles of RoPE"
+        )
+    kinds = dict.fromkeys(given[k] for k in ("rope_type", "type") if given.get(k) is not None)
+    if len(kinds) > 1:
+        raise UnsupportedModelError(
+            f"{key}: rope_type and type contradict each other: {' and '.join(map(repr, kinds))}"
+        )
+    rope = {k: v for k, v in given.items() if k not in ("type", "rope_type") and v is not None}
+    rope["rope_type"] = next(iter(kinds), "default")
+    for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", None)):
+        beside = config.get(name)
+        if beside is not None and rope.setdefault(name, beside) != beside:
+            raise UnsupportedModelError(
+                f"{name} {beside!r} contradicts {key}.{name} {rope[name]!r}: libraries differ in which they take"
+            )
+        if default is not None:
+            rope.setdefault(name, default)
+    if not float(rope["rope_theta"]) > 1:
+        raise UnsupportedModelError(f"rope_theta {rope['rope_theta']!r} must be above 1")
+    return rope
+
+
+def _check_windows(config: Mapping[str, Any], name: str) -> None:
+    """Refuse sliding windows."""
+    kinds = set(config.get("layer_types") or ())
+    if name == "LlamaForCausalLM":
+        used = [k for k in ("sliding_window", "use_sliding_window") if config.get(k)]
+        if kinds - {"full_attention"} or used:
+            key = "layer_types" if kinds - {"full_attention"} else used[0]
+            raise UnsupportedModelError(
+                f"{key} = {config[key]!r} would change which keys a query sees: vLLM applies it to a Llama, "
+                "transformers and Megatron-core do not"
+            )
+    if config.get("use_sliding_window"):
+        raise UnsupportedModelError("use_sliding_window is not supported by the dense forward")
+    if kinds - {"full_attention"}:
+        raise UnsupportedModelError(
+            f"layer_types {sorted(kinds)} is not supported: it would change which keys a query sees"
+        )

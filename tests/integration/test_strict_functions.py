@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from integration.backends.arrays import ArrayOperators  # noqa: E402
 from integration.megatron import functions  # noqa: E402
-from integration.operators import StrictOperators  # noqa: E402
 
 Tensor = Any
-OWN = StrictOperators("strict-v1/fma32-seq", torch.float32)
+OWN = ArrayOperators("strict-v1/fma32-seq", torch.float32)
 TOKENS, BATCH, HEADS, KV_HEADS, DIM, HIDDEN, VOCABULARY = 9, 2, 4, 2, 32, 48, 37
 EPSILON, THETA, TEMPERATURE = 1e-5, 1e4, 0.7
 

@@ -125,7 +125,7 @@ def test_rope_of_other_models_in_the_process_stays_native(trainer: Any) -> None:
 
 
 def test_a_profile_that_describes_an_engine_is_refused() -> None:
-    from integration.operators import StrictOperators
+    from integration.backends.arrays import ArrayOperators
 
     with pytest.raises(ValueError, match="describes an engine"):
-        StrictOperators("megatron-0.16-local", torch.float32)
+        ArrayOperators("megatron-0.16-local", torch.float32)

@@ -178,10 +178,10 @@ def test_a_runner_that_would_sample_natively_is_refused() -> None:
 def test_too_few_calls_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from integration.operators import StrictOperators
+    from integration.backends.arrays import ArrayOperators
     from integration.vllm import plugin, state
 
-    own = StrictOperators("strict-v1/fma32-seq", torch.float32)
+    own = ArrayOperators("strict-v1/fma32-seq", torch.float32)
     monkeypatch.setattr(state, "_operators", own)
     names = ("embedding", "rms_norm", "linear", "rope", "kv_cache", "row_linear", "residual_add", "swiglu", "attention")
     own.calls.update(dict.fromkeys(names, 100))

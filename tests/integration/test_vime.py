@@ -17,14 +17,14 @@ torch = pytest.importorskip("torch")
 
 from diffcheck.errors import EngineError, RlkError  # noqa: E402
 from integration import vime  # noqa: E402
+from integration.backends.arrays import ArrayOperators  # noqa: E402
 from integration.linear_logp_request import RequestError, UnavailableError  # noqa: E402
 from integration.megatron import functions  # noqa: E402
-from integration.operators import StrictOperators  # noqa: E402
 from tests.integration import vime_cases as cases  # noqa: E402
 from tests.integration.strict_cases import PROFILE, quiet  # noqa: E402
 
 Tensor = Any
-OWN = StrictOperators(PROFILE, torch.float32)
+OWN = ArrayOperators(PROFILE, torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_bits_are_those_of_the_strict_path() -> None:
     call = cases.logits_call(temperature=0.7)
     assert same_bits(run(call)["logp"], strict_logp(call.logits, call.target_ids, 0.7))
     hidden = cases.hidden_call()
-    own = StrictOperators(PROFILE, torch.bfloat16)
+    own = ArrayOperators(PROFILE, torch.bfloat16)
     context = hidden.context
     logits = functions.Linear.apply(own, context.hidden, context.projection.weight, None, "lm_head", None)
     assert same_bits(run(hidden)["logp"], strict_logp(logits, hidden.target_ids))
@@ -346,7 +346,7 @@ def test_a_fault_of_ours_is_no_request_for_the_native_path(monkeypatch: pytest.M
 def test_the_result_says_what_computed_it() -> None:
     result = run(cases.hidden_call(with_entropy=True))
     proof = result["provenance"]
-    assert result["backend_id"] in ("rlk.cpu.compiled", "rlk.cpu.operators")
+    assert result["backend_id"] in ("rlk.cpu.loops", "rlk.cpu.operators")
     assert result["contract_id"].startswith(f"{PROFILE}:") and proof["fallbacks"] == 0
     assert sorted(proof["contracts"]) == ["entropy", "lm_head", "logprob", "logsumexp", "processed_logits"]
     assert (proof["real_vocab_size"], proof["real_vocab_size_from"]) == (cases.REAL, "context")

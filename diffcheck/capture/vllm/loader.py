@@ -49,7 +49,7 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         super().load_weights(model, model_config)
-        config = ModelConfig.from_dict(model_config.hf_config.to_dict())
+        config = ModelConfig.from_dict(model_config.hf_config.to_dict(), live=True)
         setattr(model, DIGESTS, {name: weight_digest(t) for name, t in hf_weights(model, config, gather_ranks)})
         model.load_weights = _digesting(model, model.load_weights, model_config.dtype)
 

@@ -38,7 +38,7 @@ class Capture:
         self._worker, self._runner, self._options = worker, runner, options
         self._logprobs_mode = logprobs_mode
         self._model = runner.get_model()
-        config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict())
+        config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict(), live=True)
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)

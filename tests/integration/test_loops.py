@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from integration import compiled
+from integration.backends import loops
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile
@@ -69,9 +69,9 @@ def contract(operator: str, dtype: str) -> Any:
 @pytest.mark.parametrize("operator", list(cases(maker("float32", "normal"))))
 def test_compiled_loops_have_the_bits_of_the_reference(operator: str, kind: str, dtype: str) -> None:
     arguments, rules = cases(maker(dtype, kind))[operator], contract(operator, dtype)
-    assert compiled._follows(rules), "the kernel was not even tried"
+    assert loops._follows(rules), "the kernel was not even tried"
     for found, expected in zip(
-        results(compiled, operator, arguments, rules), results(ops, operator, arguments, rules), strict=True
+        results(loops, operator, arguments, rules), results(ops, operator, arguments, rules), strict=True
     ):
         nan = np.isnan(expected)
         assert np.array_equal(np.isnan(found), nan)
@@ -89,14 +89,14 @@ def results(module: Any, operator: str, arguments: tuple[Any, ...], rules: Any) 
 def test_another_contract_goes_to_the_reference() -> None:
     x, weight = maker("bfloat16", "normal")(3, 64), maker("bfloat16", "normal", 1)(5, 64)
     rules = contract("linear", "bfloat16").replace({"order.k": "descending"})
-    assert not compiled._follows(rules)
-    assert np.array_equal(compiled.linear(x, weight, rules), ops.linear(x, weight, rules))
+    assert not loops._follows(rules)
+    assert np.array_equal(loops.linear(x, weight, rules), ops.linear(x, weight, rules))
 
 
 def test_gathered_blocks_are_those_of_the_table() -> None:
     rng = np.random.default_rng(2)
     cache = rng.integers(0, 1 << 16, (6, 2, 16, 8), dtype=np.uint16)
-    keys, values = compiled.gather_blocks(cache, np.array([4, 0, 3]), 5, 40)
+    keys, values = loops.gather_blocks(cache, np.array([4, 0, 3]), 5, 40)
     logical = cache[[4, 0, 3]].transpose(0, 2, 1, 3).reshape(48, 2, 8)[5:40]
     assert np.array_equal(keys.view(np.uint32) >> 16, logical[..., :4])
     assert np.array_equal(values.view(np.uint32) >> 16, logical[..., 4:])

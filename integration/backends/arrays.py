@@ -1,13 +1,10 @@
-"""The reference operators on tensors, with the contracts of one profile, counted.
-
-Both engines call these and nothing else for the strict path, so that what they share is visible in one file.
-"""
+"""The reference operators on CPU tensors, with the contracts of one profile, counted."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,20 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from integration.arrays import dtype_name, to_array, to_tensor
+from integration.backends import check_profile
+from integration.backends.interface import STRICT, Logsumexp
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
-from reference.operators.kv_cache import KeyValues
+from reference.operators.kv_cache import DenseKeyValues, KeyValues
 
 Tensor = Any
-#: Profiles whose arithmetic the engines can follow on a CPU: specifications, not descriptions of engines.
-STRICT = ("strict-v1/fma32-seq", "strict-v1/mfma-cdna3-g8", "strict-v1/hopper-k16")
 
 
-class StrictOperators:
-    """Contracts of one profile for one model dtype, and the operators that follow them.
-
-    Tensors are on the CPU; activations are in the model's dtype, logits and everything after them in float32.
+class ArrayOperators:
+    """`integration.backends.interface.Operators` in NumPy; what an engine on a CPU needs beside it is here too.
 
     Args:
         profile: name of a strict profile.
@@ -39,17 +34,15 @@ class StrictOperators:
     """
 
     def __init__(self, profile: str, dtype: Any) -> None:
-        self.profile = find_profile(profile)
-        if self.profile.name not in STRICT:
-            raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
+        self.profile = find_profile(check_profile(profile))
         self.dtype = dtype
         self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
         self.calls: Counter[str] = Counter()
         #: The functions behind the operators: the reference's, or the same with compiled loops.
-        self._ops: Any = _compiled() if self.profile.name == STRICT[0] else ops
+        self._ops: Any = _loops() if self.profile.name == STRICT[0] else ops
         self._rope_table: tuple[tuple[Any, ...], ops.RopeTable] | None = None
 
-    def __deepcopy__(self, memo: Any) -> StrictOperators:
+    def __deepcopy__(self, memo: Any) -> ArrayOperators:
         """Copies of a model's configuration share what they count."""
         return self
 
@@ -63,6 +56,10 @@ class StrictOperators:
                 for name, count in sorted(self.calls.items())
             },
         }
+
+    def weight(self, weight: Tensor) -> Float32Array:
+        """A weight [outputs, inputs] as the products read it fastest: float32, columns contiguous."""
+        return np.asfortranarray(to_array(weight))
 
     def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
         """Rows of ``table`` [vocabulary, hidden] for integer ``tokens`` of any shape. Reads only the rows it needs."""
@@ -78,6 +75,11 @@ class StrictOperators:
         y = self._ops.rms_norm(_rows(x), to_array(weight), epsilon, self._called("rms_norm"))
         return self._out(y.output).reshape(x.shape)
 
+    def rms_norm_residual(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """`residual_add`, and `rms_norm` of that sum."""
+        total = self.residual_add(x, residual)
+        return self.rms_norm(total, weight, epsilon), total
+
     def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Norm of every head of ``x`` [..., heads, head_dim]."""
         heads = to_array(x).reshape(-1, *x.shape[-2:])
@@ -90,9 +92,13 @@ class StrictOperators:
         )
 
     def linear(self, x: Tensor, weight: Float32Array, bias: Tensor | None = None) -> Tensor:
-        """Projection of ``x`` [..., inputs] by ``weight`` [outputs, inputs] (see `weight_array`)."""
+        """Projection of ``x`` [..., inputs] by ``weight`` [outputs, inputs] (see `weight`)."""
         y = self._ops.linear(_rows(x), weight, self._called("linear"), None if bias is None else to_array(bias))
         return self._out(y).reshape(*x.shape[:-1], weight.shape[0])
+
+    def row_linear(self, x: Tensor, weight: Float32Array, bias: Tensor | None = None) -> Tensor:
+        """A row-parallel projection on one rank."""
+        return self.row_linear_merge([self.row_linear_partial(x, weight, 1)], bias)
 
     def row_linear_partial(self, x: Tensor, weight: Float32Array, ranks: int) -> Tensor:
         """This rank's share of a row-parallel projection, float32."""
@@ -108,12 +114,11 @@ class StrictOperators:
         y = self._ops.row_linear_merge(rows, contract, reduction, None if bias is None else to_array(bias))
         return self._out(y).reshape(partials[0].shape)
 
-    def rope(self, x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        """Rotate ``x`` [tokens, heads, head_dim] by integer ``positions`` [tokens]."""
-        table = self.rope_table(positions, int(x.shape[-1]), theta)
+    def rotate(self, x: Tensor, positions: Tensor, table: ops.RopeTable) -> Tensor:
+        """Rotate ``x`` [tokens, heads, head_dim] by the table of its ``positions``."""
         return self._out(self._ops.rope(to_array(x), table, self._called("rope")))
 
-    def rope_table(self, positions: Tensor, head_dim: int, theta: float) -> ops.RopeTable:
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int = 0) -> ops.RopeTable:
         """Cosines and sines, float32 arrays [tokens, head_dim / 2], of ``positions`` [tokens]."""
         where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
         key = (where.tobytes(), head_dim, theta, self.contracts["rope"])
@@ -161,31 +166,63 @@ class StrictOperators:
         return to_tensor(y, _float32()).reshape(*x.shape[:-1], weight.shape[0])
 
     def processed_logits(
-        self, logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+        self,
+        logits: Tensor,
+        temperature: float | Tensor = 1.0,
+        top_k: int | Tensor | None = None,
+        top_p: float | Tensor | None = None,
     ) -> Tensor:
-        """Scaled and masked logits [rows, vocabulary], float32."""
-        contract = self._called("processed_logits")
-        return to_tensor(self._ops.processed_logits(to_array(logits), contract, temperature, top_k, top_p), _float32())
+        """Scaled and masked logits [rows, vocabulary], float32; rows that share settings are computed together."""
+        import torch
 
-    def logsumexp(self, logits: Tensor) -> ops.LogsumexpResult:
+        contract, settings = self._called("processed_logits"), (temperature, top_k, top_p)
+
+        def process(rows: Tensor, one: tuple[float, int | None, float | None]) -> Tensor:
+            return to_tensor(self._ops.processed_logits(to_array(rows), contract, *one), _float32())
+
+        rows, vocabulary = logits.shape
+        columns = [s if isinstance(s, list) else [s] * rows for s in (_plain(setting) for setting in settings)]
+        if not rows:
+            return torch.empty_like(logits)
+        keys = [(t, None if k is None or k >= vocabulary else int(k), p) for t, k, p in zip(*columns, strict=True)]
+        return by_group(logits, keys, process)
+
+    def logsumexp(self, logits: Tensor) -> Logsumexp:
         """Log-sum-exp of the rows of ``logits`` [rows, vocabulary]."""
-        result: ops.LogsumexpResult = self._ops.logsumexp(to_array(logits), self._called("logsumexp"))
-        return result
+        found = self._ops.logsumexp(to_array(logits), self._called("logsumexp"))
+        return Logsumexp(*(to_tensor(np.ascontiguousarray(part), _float32()) for part in found))
 
-    def logprob(self, logits: Tensor, targets: Tensor, lse: ops.LogsumexpResult) -> Tensor:
+    def logprob(self, logits: Tensor, targets: Tensor, lse: Logsumexp) -> Tensor:
         """Log-probability [rows] of integer ``targets`` [rows], float32."""
         chosen = targets.detach().cpu().numpy()
-        return to_tensor(self._ops.logprob(to_array(logits), chosen, lse, self._called("logprob")), _float32())
+        contract = self._called("logprob")
+        return to_tensor(self._ops.logprob(to_array(logits), chosen, _arrays(lse), contract), _float32())
 
-    def all_logprobs(self, logits: Tensor, lse: ops.LogsumexpResult) -> Tensor:
+    def all_logprobs(self, logits: Tensor, lse: Logsumexp) -> Tensor:
         """Log-probability of every token [rows, vocabulary]: the operator sees each logit as a row of its own."""
         values = to_array(logits)
         width = values.shape[1]
-        spread = ops.LogsumexpResult(*(np.repeat(part, width) for part in lse))
+        spread = ops.LogsumexpResult(*(np.repeat(part, width) for part in _arrays(lse)))
         column, target = values.reshape(-1, 1), np.zeros(values.size, np.int64)
         return to_tensor(self._ops.logprob(column, target, spread, self._called("logprob")), _float32()).reshape(
             logits.shape
         )
+
+    def entropy(self, logits: Tensor, lse: Logsumexp) -> Tensor:
+        """Entropy [rows] of the softmax of ``logits`` [rows, vocabulary], float32, in nats."""
+        contract = self._called("entropy")
+        return to_tensor(ops.entropy(to_array(logits), _arrays(lse), contract, self.contracts["logsumexp"]), _float32())
+
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+        import torch
+
+        positions = np.arange(q.shape[0])
+        rows = [
+            self.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None)
+            for b in range(q.shape[1])
+        ]
+        return torch.stack(rows, dim=1)
 
     def _called(self, operator: str) -> Any:
         """Count one call; the operator's contract."""
@@ -196,18 +233,36 @@ class StrictOperators:
         return to_tensor(values, self.dtype)
 
 
-def _compiled() -> Any:
-    """The compiled operators, or the reference's where numba is not installed or ``RLK_COMPILED`` is 0."""
+def _loops() -> Any:
+    """The compiled loops, or the reference's where numba is not installed or ``RLK_COMPILED`` is 0."""
     if os.environ.get("RLK_COMPILED") == "0" or find_spec("numba") is None:
         return ops
-    from integration import compiled
+    from integration.backends import loops
 
-    return compiled
+    return loops
 
 
-def weight_array(weight: Tensor) -> Float32Array:
-    """A weight [outputs, inputs] as the products read it fastest: float32, columns contiguous."""
-    return np.asfortranarray(to_array(weight))
+def by_group(logits: Tensor, keys: list[Any], function: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """``function(rows, key)`` of all rows that share a key, put back in order."""
+    import torch
+
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) == 1:
+        return function(logits, distinct[0])
+    result = torch.empty_like(logits)
+    for key in distinct:
+        rows = torch.tensor([i for i, other in enumerate(keys) if other == key])
+        result[rows] = function(logits[rows], key)
+    return result
+
+
+def _plain(setting: Any) -> Any:
+    """A number, None, or the list of a tensor's numbers."""
+    return setting.tolist() if hasattr(setting, "tolist") else setting
+
+
+def _arrays(lse: Logsumexp) -> ops.LogsumexpResult:
+    return ops.LogsumexpResult(*(to_array(part) for part in lse))
 
 
 def _rows(x: Tensor) -> Float32Array:

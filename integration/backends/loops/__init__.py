@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from integration.compiled import kernels
+from integration.backends.loops import compiled
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile
@@ -55,7 +55,7 @@ __all__ = [
 ]
 LOG2E = float.fromhex("0x1.71547652b82fep+0")
 _PROFILE = profile("strict-v1/fma32-seq")
-#: Contracts that the kernels follow, of all dtypes.
+#: Contracts that the loops follow, of all dtypes.
 _KNOWN = {
     (name, dtype): _PROFILE.contract(name, dtype).contract_id
     for name in ("linear", "row_linear", "lm_head", "attention", "rms_norm", "qk_norm", "rope", "swiglu", "logsumexp")
@@ -68,7 +68,7 @@ _seen: dict[int, tuple[Any, bool]] = {}
 
 
 def _follows(contract: Any) -> bool:
-    """Whether the kernels follow ``contract``."""
+    """Whether the loops follow ``contract``."""
     known = _seen.get(id(contract))
     if known is None:
         known = _seen[id(contract)] = contract, _is_known(contract)
@@ -108,7 +108,7 @@ def row_linear_partial(x: Float32Array, weight: Float32Array, contract: Any, ran
 
 def _chains(x: Float32Array, weight: Float32Array, segments: int) -> Float32Array:
     out = np.empty((segments, x.shape[0], weight.shape[0]), np.float32)
-    kernels.chains(np.ascontiguousarray(x), np.ascontiguousarray(weight.T), out)
+    compiled.chains(np.ascontiguousarray(x), np.ascontiguousarray(weight.T), out)
     return out
 
 
@@ -122,7 +122,7 @@ def attention(
     out = np.empty(q.shape, np.float32)
     factor = np.float32((1.0 / math.sqrt(q.shape[2]) if scale is None else scale) * LOG2E)
     narrow = contract.rounding.probabilities == "bfloat16"
-    kernels.attend(np.ascontiguousarray(q), positions, keys, values, factor, narrow, out)
+    compiled.attend(np.ascontiguousarray(q), positions, keys, values, factor, narrow, out)
     return _narrow(out, contract)
 
 
@@ -139,7 +139,7 @@ def gather_blocks(
     """
     shape = (stop - start, cache.shape[1], cache.shape[3] // 2)
     keys, values = np.empty(shape, np.uint32), np.empty(shape, np.uint32)
-    kernels.gather(cache, blocks, start, keys, values)
+    compiled.gather(cache, blocks, start, keys, values)
     return keys.view(np.float32), values.view(np.float32)
 
 
@@ -159,7 +159,7 @@ def qk_norm(x: Float32Array, weight: Float32Array, epsilon: float, contract: Any
 
 def _normalise(x: Float32Array, weight: Float32Array, epsilon: float, contract: Any) -> Float32Array:
     out = np.empty(x.shape, np.float32)
-    kernels.normalise(np.ascontiguousarray(x), np.ascontiguousarray(weight), np.float32(epsilon), out)
+    compiled.normalise(np.ascontiguousarray(x), np.ascontiguousarray(weight), np.float32(epsilon), out)
     return _narrow(out, contract)
 
 
@@ -168,7 +168,7 @@ def rope(x: Float32Array, table: ops.RopeTable, contract: Any) -> Float32Array:
     if not _follows(contract):
         return ops.rope(x, table, contract)
     out = np.empty(x.shape, np.float32)
-    kernels.rotate(np.ascontiguousarray(x), table.cos, table.sin, out)
+    compiled.rotate(np.ascontiguousarray(x), table.cos, table.sin, out)
     return _narrow(out, contract)
 
 
@@ -177,7 +177,7 @@ def swiglu(gate: Float32Array, up: Float32Array, contract: Any) -> Float32Array:
     if not _follows(contract):
         return ops.swiglu(gate, up, contract)
     out = np.empty(gate.shape, np.float32)
-    kernels.gated(np.ascontiguousarray(gate).reshape(-1), np.ascontiguousarray(up).reshape(-1), out.reshape(-1))
+    compiled.gated(np.ascontiguousarray(gate).reshape(-1), np.ascontiguousarray(up).reshape(-1), out.reshape(-1))
     return _narrow(out, contract)
 
 
@@ -187,7 +187,7 @@ def logsumexp(logits: Float32Array, contract: Any) -> LogsumexpResult:
         return ops.logsumexp(logits, contract)
     maximum = row_maximum(logits)
     terms = np.empty(logits.shape, np.float32)
-    kernels.exponentials(shifted_logits(logits, maximum, contract).reshape(-1), terms.reshape(-1))
+    compiled.exponentials(shifted_logits(logits, maximum, contract).reshape(-1), terms.reshape(-1))
     total = segment_sum(terms, contract)
     with np.errstate(all="ignore"):
         return LogsumexpResult(maximum + PRIMITIVES["log"][contract.primitives.log](total), maximum, total)
@@ -196,5 +196,5 @@ def logsumexp(logits: Float32Array, contract: Any) -> LogsumexpResult:
 def _narrow(out: Float32Array, contract: Any) -> Float32Array:
     """The output rounding, in place."""
     if contract.rounding.output == "bfloat16":
-        kernels.round_bfloat16(out)
+        compiled.round_bfloat16(out)
     return out

@@ -1,0 +1,132 @@
+"""What an engine asks of the strict operators: one interface, whatever computes them.
+
+Tensors lie on one device. Activations are in the model's dtype, logits and everything after them in float32. An
+implementation computes exactly what the contracts of its profile say, or refuses before an engine starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Tensor = Any
+#: A weight as an implementation reads it fastest: made by `Operators.weight`, opaque to everybody else.
+Weight = Any
+#: Cosines and sines of positions: made by `Operators.rope_table`, opaque to everybody else.
+Table = Any
+#: Profiles that engines can follow: specifications, not descriptions of engines.
+STRICT = ("strict-v1/fma32-seq", "strict-v1/mfma-cdna3-g8", "strict-v1/hopper-k16")
+
+
+class Logsumexp(NamedTuple):
+    """``value`` = ``maximum`` + log(``total``), float32, [rows] each."""
+
+    value: Tensor
+    maximum: Tensor
+    total: Tensor
+
+
+class BackendError(RuntimeError):
+    """No implementation gives the bits of this profile for tensors of that device; the message names both."""
+
+
+class Operators(Protocol):
+    """The operators of one profile for one model dtype on one kind of device."""
+
+    #: dtype of the model.
+    dtype: Any
+    #: Operator -> contract, of the profile for that dtype. Whoever changes one changes the arithmetic.
+    contracts: dict[str, Any]
+    #: Calls of each operator since somebody cleared it. Of kernels: those launched outside of graphs.
+    calls: Counter[str]
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Which operators ran, how often, by what, and under which contract; plain data."""
+        ...
+
+    def weight(self, weight: Tensor) -> Weight:
+        """``weight`` [outputs, inputs] for the products; a change of ``weight`` in place may or may not be seen."""
+        ...
+
+    def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Rows of ``table`` [vocabulary, hidden] for integer ``tokens`` of any shape."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm over the last axis of ``x`` [..., hidden]."""
+        ...
+
+    def rms_norm_residual(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """`residual_add`, and `rms_norm` of that sum: (norm, sum)."""
+        ...
+
+    def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm of every head of ``x`` [..., heads, head_dim]."""
+        ...
+
+    def residual_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x + residual, rounded once."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """Projection of ``x`` [..., inputs]."""
+        ...
+
+    def row_linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        """A row-parallel projection on one rank: partial and merge in one."""
+        ...
+
+    def row_linear_partial(self, x: Tensor, weight: Weight, ranks: int) -> Tensor:
+        """This rank's share of a row-parallel projection, float32."""
+        ...
+
+    def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+        """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
+        ...
+
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int) -> Table:
+        """Cosines and sines of ``positions`` [tokens], all of them below ``length``, which the host knows."""
+        ...
+
+    def rotate(self, x: Tensor, positions: Tensor, table: Table) -> Tensor:
+        """``x`` [tokens, heads, head_dim] rotated by the table of ``positions`` [tokens]."""
+        ...
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        ...
+
+    def lm_head(self, x: Tensor, weight: Weight) -> Tensor:
+        """Logits [..., outputs], float32."""
+        ...
+
+    def processed_logits(
+        self,
+        logits: Tensor,
+        temperature: float | Tensor = 1.0,
+        top_k: int | Tensor | None = None,
+        top_p: float | Tensor | None = None,
+    ) -> Tensor:
+        """Scaled and masked logits [rows, vocabulary]; a tensor [rows] gives each row a setting of its own."""
+        ...
+
+    def logsumexp(self, logits: Tensor) -> Logsumexp:
+        """Log-sum-exp of the rows of ``logits`` [rows, vocabulary]."""
+        ...
+
+    def logprob(self, logits: Tensor, targets: Tensor, lse: Logsumexp) -> Tensor:
+        """Log-probability [rows] of integer ``targets`` [rows]."""
+        ...
+
+    def all_logprobs(self, logits: Tensor, lse: Logsumexp) -> Tensor:
+        """Log-probability of every token [rows, vocabulary]."""
+        ...
+
+    def entropy(self, logits: Tensor, lse: Logsumexp) -> Tensor:
+        """Entropy [rows] of the softmax of ``logits``, in nats."""
+        ...
+
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of whole sequences: ``q`` [tokens, batch, heads, head_dim], ``k`` and ``v`` with their KV heads."""
+        ...

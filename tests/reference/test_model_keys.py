@@ -1,0 +1,97 @@
+"""Every key of a config.json is understood, known to be inert, or stops the run by name with what it would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reference.models.config import ModelConfig, UnsupportedModelError, rope_of
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"num_experts": 8, "moe_intermediate_size": 64},
+            "num_experts = 8, moe_intermediate_size = 64 would change .*MLP",
+        ),
+        ({"num_local_experts": 8}, "num_local_experts = 8 would change the MLP"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "the model is quantised: fp8"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 would change .*capped"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier = 0.22 would change the size"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar = 256 would change the scale of attention"),
+        ({"use_qk_norm": False}, "use_qk_norm = False would change queries and keys"),
+        ({**LLAMA, "use_qk_norm": True}, "use_qk_norm = True would change queries and keys"),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1 would change attention in training mode"),
+        ({"is_causal": False}, "is_causal = False would change which keys"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"bias": True}, "bias = True would change the projections"),
+        ({"a_new_switch": False}, "a_new_switch = False is not known here"),
+        ({"model_type": "llama"}, "model_type 'llama' contradicts architecture Qwen3ForCausalLM"),
+        ({**LLAMA, "sliding_window": 8}, "sliding_window = 8 would change which keys .* vLLM applies it to a Llama"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "contradict each other .*'default' against 'yarn'"),
+        # vLLM and transformers would differ in theta alone.
+        ({"rope_scaling": {"rope_type": "default"}}, "contradict each other .rope_theta 1000000.0 against 10000.0"),
+        ({"rope_theta": 5e5}, "rope_theta 500000.0 contradicts rope_parameters.rope_theta 1000000.0"),
+        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "rope_type and type contradict"),
+        ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 3, 3]}}, "rope_parameters.mrope_section"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "by layer type"),
+    ],
+)
+def test_a_key_that_may_change_the_forward_stops_the_run_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=said):
+        ModelConfig.from_dict({**QWEN3, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"residual_multiplier": 1.0, "use_mrope": False, "use_qk_norm": True, "eos_token_id": [1, 2], "foo": None},
+        {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False},
+        {"layer_types": ["full_attention"] * 2},
+        {"rope_theta": 1e6, "rope_scaling": {"type": "default", "rope_theta": 1e6}},
+    ],
+)
+def test_a_key_that_changes_nothing_is_taken(changes: dict[str, Any]) -> None:
+    assert ModelConfig.from_dict({**QWEN3, **changes}) == ModelConfig.from_dict(QWEN3)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+def test_every_key_that_transformers_writes_is_known_and_read_as_it_reads_it(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name)(architectures=[name.replace("Config", "ForCausalLM")])
+    written = config.to_dict()
+    read = ModelConfig.from_dict(written)
+    assert read.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    assert read.num_key_value_heads == config.num_key_value_heads
+    for key in ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_parameters"):
+        # Absent keys mean what transformers takes them for.
+        assert ModelConfig.from_dict({k: v for k, v in written.items() if k != key}) == read
+
+
+def test_both_spellings_of_rope_are_read() -> None:
+    old = {k: v for k, v in QWEN3.items() if k != "rope_parameters"} | {"rope_theta": 5e5}
+    assert rope_of(old) == {"rope_type": "default", "rope_theta": 5e5}
+    assert rope_of({**old, "rope_scaling": {"type": "linear", "factor": 2.0}}) == {
+        "rope_type": "linear",
+        "factor": 2.0,
+        "rope_theta": 5e5,
+    }
