@@ -1,4 +1,4 @@
-"""Gradient of the token embedding: for every token of the vocabulary, its occurrences' gradients, one after the other."""
+"""Gradient of the token embedding: per token of the vocabulary, its occurrences' gradients, one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Order(Group):
 
 @dataclass(frozen=True)
 class EmbeddingBackwardContract(Contract):
-    """dtable[v] = sum over t with token[t] = v of dy[t], sequence after sequence, on from earlier micro-batches' sums"""
+    """dtable[v] = sum over t with token[t] = v of dy[t], sequence after sequence, on from earlier sums"""
 
     operator: ClassVar[str] = "embedding_backward"
     order: Order = Order()
