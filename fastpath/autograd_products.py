@@ -44,7 +44,8 @@ def _linear_op(x: Tensor, weight: Tensor, contract: str) -> Tensor:
 
 @torch.library.custom_op("rlk::linear_input_gradient", mutates_args=())
 def _input_gradient_op(grad: Tensor, weight: Tensor, contract: str) -> Tensor:
-    return _linear.input_gradient(grad, weight, gradient_contract(_contract(contract)))
+    own: Any = gradient_contract(_contract(contract))
+    return _linear.input_gradient(grad, weight, own)
 
 
 @torch.library.custom_op("rlk::linear_weight_gradient", mutates_args=())

@@ -129,7 +129,9 @@ def _gradients(unit: str, dtype: str) -> Iterable[Comparison]:
         expected = gradients.linear_weight_gradient(grad, x, own)
         side_by_side = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in (d, a)]
         yield compare(f"{operator} weight", weight_gradient(d, a, own), expected)
-        yield compare(f"{operator} weight, tokens side by side", weight_gradient(*side_by_side, own), expected)
+        yield compare(
+            f"{operator} weight, tokens side by side", weight_gradient(side_by_side[0], side_by_side[1], own), expected
+        )
         sums = torch.zeros(outputs, inputs, dtype=torch.float32, device=a.device)
         for one in range(sequences):
             weight_gradient(d[one : one + 1], a[one : one + 1], own, sums)

@@ -93,7 +93,7 @@ def _rms_norm(dtype: str, kind: str) -> Iterator[Comparison]:
             count = 2 - shape[0] % 2  # sequences, their tokens side by side
             batch = [_sequences(part, count) for part in (dy, x)]
             extra_batch = None if extra is None else _sequences(extra, count)
-            want = gradients.rms_norm_backward(*batch, weight, EPSILON, own, sums, extra_batch)
+            want = gradients.rms_norm_backward(batch[0], batch[1], weight, EPSILON, own, sums, extra_batch)
             got = rms_norm_backward(
                 *(on[2], on[0], on[3], EPSILON, own, extra_on), sequences=count, sums=to_device(sums.copy())
             )
@@ -115,7 +115,7 @@ def _qk_norm(dtype: str, kind: str) -> Iterator[Comparison]:
             yield compare(f"{shape} strided", qk_norm(packed[:, :heads], weight_on, EPSILON, contract), expected)
             own, count = gradient_contract(contract), 2 - tokens % 2
             batch = [_sequences(part, count) for part in (dy, x)]
-            want = gradients.qk_norm_backward(*batch, weight, EPSILON, own)
+            want = gradients.qk_norm_backward(batch[0], batch[1], weight, EPSILON, own)
             got = qk_norm_backward(dy_on, x_on, weight_on, EPSILON, own, sequences=count)
             yield compare(f"{shape} gradient of x", got.x, _side_by_side(want.x))
             yield compare(f"{shape} gradient of weight by head", got.weight, want.weight)
@@ -187,7 +187,10 @@ def _every_gate() -> Iterator[Comparison]:
         yield compare(f"{gate.size} gates, {dtype}", got, reference.swiglu(gate, up, contract))
         own, on = gradient_contract(contract), [to_device(part, DTYPES[dtype]) for part in (up, gate, up)]
         for name, back, want in zip(
-            ("gate", "up"), swiglu_backward(*on, own), gradients.swiglu_backward(up, gate, up, own), strict=True
+            ("gate", "up"),
+            swiglu_backward(on[0], on[1], on[2], own),
+            gradients.swiglu_backward(up, gate, up, own),
+            strict=True,
         ):
             yield compare(f"{gate.size} gates, {dtype}, gradient of {name}", back, want)
 

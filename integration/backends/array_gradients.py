@@ -134,8 +134,8 @@ class ArrayGradients:
 
     def entropy_backward(self, grad: Tensor, logits: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
         """Gradient of the logits [rows, vocabulary]."""
-        arrays = (np.ascontiguousarray(to_array(part)) for part in (grad, logits, value, entropy))
-        return _float32(spec.entropy_backward(*arrays, self._called("entropy_backward")))
+        dy, x, lse, nats = (np.ascontiguousarray(to_array(part)) for part in (grad, logits, value, entropy))
+        return _float32(spec.entropy_backward(dy, x, lse, nats, self._called("entropy_backward")))
 
 
 def _rows(x: Tensor) -> Float32Array:

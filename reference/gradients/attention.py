@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, Value, choice, format_choice
@@ -161,8 +162,10 @@ def attention_backward(
         rows, dy, out = (_rows(part[:, mine], contract) for part in (q, grad, result.output))
         maximum, total = (_rows(part[:, mine], contract) for part in (result.maximum, result.total))
         seen = np.arange(keys) < _rows(np.repeat(end[:, None], group, axis=1), contract)[:, None]
-        ours = (np.ascontiguousarray(part[:, head]) for part in (k, v))
-        dq, grads.k[:, head], grads.v[:, head] = _head(rows, dy, out, *ours, maximum, total, seen, factor, contract)
+        ours, theirs = np.ascontiguousarray(k[:, head]), np.ascontiguousarray(v[:, head])
+        dq, grads.k[:, head], grads.v[:, head] = _head(
+            rows, dy, out, ours, theirs, maximum, total, seen, factor, contract
+        )
         grads.q[:, mine] = _tokens(dq, tokens, group, contract)
     return grads
 
@@ -188,7 +191,7 @@ def _head(
     v: Float32Array,
     maximum: Float32Array,
     total: Float32Array,
-    seen: np.typing.NDArray[np.bool_],
+    seen: NDArray[np.bool_],
     factor: float,
     contract: AttentionBackwardContract,
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
@@ -200,8 +203,9 @@ def _head(
         return unit_dot(a, b, None, primitives.unit, fmt if form == fmt else "float32", ("grad", "operand"))
 
     s = product(q, np.ascontiguousarray(k.T), fmt) * np.float32(factor * LOG2E)
-    p = np.where(seen, ATTENTION_EXPS[primitives.exp][1](s - maximum[:, None]), np.float32(0))
-    p = p * (np.float32(1) / total)[:, None] if primitives.normalise == "reciprocal" else p / total[:, None]
+    p: Float32Array = np.where(seen, ATTENTION_EXPS[primitives.exp][1](s - maximum[:, None]), np.float32(0))
+    over = total[:, None]
+    p = p * (np.float32(1) / over) if primitives.normalise == "reciprocal" else p / over
     delta = row_sum(dy * output, contract.order.delta)
     ds = narrow(p * (product(dy, np.ascontiguousarray(v.T), fmt) - delta[:, None]), rounding.scores)
     p = narrow(p, rounding.probabilities)

@@ -125,8 +125,8 @@ def swiglu_backward(
     if not follows(contract):
         return plain.swiglu_backward(grad, gate, up, contract)
     of_gate, of_up = np.empty(grad.shape, np.float32), np.empty(grad.shape, np.float32)
-    flat = (np.ascontiguousarray(part).reshape(-1) for part in (grad, gate, up))
-    compiled_gradients.gate_slopes(*flat, of_gate.reshape(-1), of_up.reshape(-1))
+    dy, g, u = (np.ascontiguousarray(part).reshape(-1) for part in (grad, gate, up))
+    compiled_gradients.gate_slopes(dy, g, u, of_gate.reshape(-1), of_up.reshape(-1))
     return _narrow(of_gate, contract), _narrow(of_up, contract)
 
 
