@@ -22,16 +22,16 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.files import write_text
+from diffcheck.base.models import make_random_model, resolve_model
+from diffcheck.base.record import ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import package_versions
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.session import EngineSession
-from diffcheck.errors import ExitCode
-from diffcheck.files import write_text
-from diffcheck.models import make_random_model, resolve_model
-from diffcheck.record import ObjectRecord
-from diffcheck.samples import Sample
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
 

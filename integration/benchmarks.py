@@ -106,7 +106,7 @@ def _arm(what: str, profile: str | None, dtype: str) -> float:
 def main() -> None:
     """One arm, if the command line names it; else all, as a table."""
     if len(sys.argv) == 3:
-        from diffcheck.models import resolve_model
+        from diffcheck.base.models import resolve_model
 
         arms = {"rollout": rollout, "training": training}
         print(json.dumps({"ms": arms[sys.argv[1]](resolve_model("tiny-qwen3")[0], sys.argv[2])}))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from diffcheck.errors import RlkError
+from diffcheck.base.errors import RlkError
 from integration.arrays import DTYPES
 
 Tensor = Any

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffcheck.errors import EngineError, RlkError
+from diffcheck.base.errors import EngineError, RlkError
 from integration.backends import STRICT, Operators, operators_for
-from integration.grpo.metrics import log_ratios, mismatch, unequal_bits
+from integration.grpo.mismatch.metrics import log_ratios, mismatch, unequal_bits
 from integration.linear_logp import contracts, joint_id
 from integration.linear_logp import linear_logp as compute
 from integration.linear_logp_request import RequestError, UnavailableError, checked

@@ -13,7 +13,7 @@ from diffcheck.ablate.result import Ablation, Pair, Removed, Trial, Unit, sides_
 from diffcheck.ablate.sides import Side, VoidError, unalignable
 from diffcheck.ablate.units import grouped, origins, units_of
 from diffcheck.ablate.walk import steps_planned, walk
-from diffcheck.boundaries import Boundary
+from diffcheck.base.boundaries import Boundary
 from diffcheck.localize import Progress
 
 #: Seconds after which no further forward is started, and seconds of inference a side and unit.

@@ -16,9 +16,9 @@ from pathlib import Path
 from diffcheck.ablate.recompute import Operator, Recompute
 from diffcheck.ablate.result import Evidence, Removed, Trial
 from diffcheck.ablate.sides import Run, Side, logprob_stats, same
-from diffcheck.boundaries import Boundary
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import LogprobStats
 
 #: Turns of the engines after which a forward is given up as unproven.
 TURNS = 8

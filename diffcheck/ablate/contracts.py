@@ -9,7 +9,7 @@ from typing import Any
 
 from diffcheck.ablate.recompute import Operator
 from diffcheck.ablate.sides import Side
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from diffcheck.infer import Inference, differences, infer
 from diffcheck.infer.sites import Site, UnknowableError, operator_inputs, site
 from diffcheck.infer.trial import Trial

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from diffcheck.bits import UIntArray, to_float32
-from diffcheck.boundaries import Boundary
+from diffcheck.base.bits import UIntArray, to_float32
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.errors import InputError
+from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import IntArray
 from diffcheck.capture.recorder import Rows
 from diffcheck.capture.replace import converted, written_at
-from diffcheck.errors import InputError
 from diffcheck.infer.arguments import Arguments, call
 from diffcheck.infer.sites import arguments_of, node_of, operator_inputs
 from diffcheck.infer.weights import TracedWeights
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array

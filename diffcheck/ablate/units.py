@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from diffcheck.ablate.result import Origin, Unit
-from diffcheck.bits import Difference
-from diffcheck.boundaries import Boundary
+from diffcheck.base.bits import Difference
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.samples import Sample
 from diffcheck.capture.recorder import expected_rows
-from diffcheck.compare import compare_boundary
-from diffcheck.samples import Sample
+from diffcheck.localize.compare import compare_boundary
 from diffcheck.trace.reader import Trace
 
 #: Up to this many differing boundaries each is a unit of its own.

@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from diffcheck.base.errors import InputError
+from diffcheck.base.record import ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, expected_rows
-from diffcheck.errors import InputError
-from diffcheck.record import ObjectRecord
-from diffcheck.samples import Sample
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray
+from diffcheck.base.bits import UIntArray
 
 IntArray = npt.NDArray[np.int64]
 #: What makes a name a pattern.

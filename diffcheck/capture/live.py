@@ -13,13 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from diffcheck.bits import DTYPES, to_float32
+from diffcheck.base.bits import DTYPES, to_float32
+from diffcheck.base.errors import InputError
+from diffcheck.base.record import ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows, expected_rows
-from diffcheck.errors import InputError
-from diffcheck.record import ObjectRecord
-from diffcheck.samples import Sample
 from reference.models.config import ModelConfig
 
 #: Kind of the attention mask that every supported model has.

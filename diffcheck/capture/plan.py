@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import Intervention, intervention_from_json
-from diffcheck.samples import Sample
 
 Phase = Literal["decode", "prefill"]
 

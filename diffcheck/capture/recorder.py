@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
-from diffcheck.boundaries import Boundary
+from diffcheck.base.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.errors import EngineError
 from diffcheck.capture.interventions import Interventions
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.errors import EngineError
 from diffcheck.trace.schema import ALWAYS_STORED
 from diffcheck.trace.writer import TraceWriter
 
@@ -274,7 +274,7 @@ def _order(pieces: _Pieces, expected: Rows) -> tuple[IntArray, tuple[int, int] |
 
 
 def expected_rows(samples: Sequence[Any]) -> dict[str, Rows]:
-    """Logical rows of finished samples (`diffcheck.samples.Sample`): row set -> rows ordered by (sample, position)."""
+    """Logical rows of finished samples (`base.samples.Sample`): row set -> rows ordered by (sample, position)."""
     every = [Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)]
     response = [Rows.of(i, s.response_positions) for i, s in enumerate(samples)]
     return {"all": Rows.join(every), "response": Rows.join(response)}

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.bits import bits_tensor
-from diffcheck.boundaries import graph
+from diffcheck.base.bits import bits_tensor
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import InputError
+from diffcheck.base.models import resolve_model
+from diffcheck.base.record import KvMapping, weight_digest
+from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
@@ -26,10 +30,6 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows, expected_rows
-from diffcheck.errors import InputError
-from diffcheck.models import resolve_model
-from diffcheck.record import KvMapping, weight_digest
-from diffcheck.samples import Sample, check_samples
 from reference.contract.profiles import profile as find_profile
 from reference.models.qwen3 import Sampling, forward
 from reference.models.rows import interleaved_tables

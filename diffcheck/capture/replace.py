@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from diffcheck.bits import UIntArray, is_nan, to_float32, uint_type
-from diffcheck.boundaries import graph
+from diffcheck.base.bits import UIntArray, is_nan, to_float32, uint_type
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import InputError
+from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import IntArray
 from diffcheck.capture.recorder import expected_rows
-from diffcheck.errors import InputError
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig

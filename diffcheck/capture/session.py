@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from diffcheck.base.errors import EngineDiedError, EngineError, ExitCode, RlkError
 from diffcheck.capture.adapter import CaptureResult, Progress
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.errors import EngineDiedError, EngineError, ExitCode, RlkError
 from diffcheck.trace.writer import remove_staging
 
 #: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.

@@ -11,8 +11,8 @@ import os
 from importlib.metadata import entry_points
 from typing import Any
 
+from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.plan import EngineOptions
-from diffcheck.errors import EngineError, InputError
 
 GROUP = "rlk.strict"
 #: By it a strict path chooses its profile in an engine that nobody started through here.

@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
+from diffcheck.base.errors import EngineError, RlkError
 from diffcheck.capture.adapter import Progress, open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.errors import EngineError, RlkError
 
 #: Option of prctl(2): the signal that this process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.base.errors import ExitCode, InputError
+from diffcheck.base.files import check_writable
+from diffcheck.base.progress import ProgressLine
 from diffcheck.capture.adapter import Progress
-from diffcheck.errors import ExitCode, InputError
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
 from diffcheck.faults.results import Results
-from diffcheck.files import check_writable
-from diffcheck.report.progress import ProgressLine
 from diffcheck.report.terminal import print_verdict
 
 _ENGINES = ("reference", "vllm", "megatron")

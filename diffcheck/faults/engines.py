@@ -13,10 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from diffcheck.base.errors import InputError
+from diffcheck.base.models import make_random_model
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import Progress
+from diffcheck.capture.overrides import apply_overrides, parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.session import EngineSession
-from diffcheck.errors import InputError
 from diffcheck.faults.changes import Change
 from diffcheck.faults.laboratory import SHAPE
 from diffcheck.faults.outcome import Outcome
@@ -25,9 +28,6 @@ from diffcheck.faults.runs import Lengths, RealFault, Run
 from diffcheck.infer import explain
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
-from diffcheck.models import make_random_model
-from diffcheck.overrides import apply_overrides, parse_override
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 
 #: Seconds for the inference of one side's contract.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffcheck.bits import UIntArray, to_float32
+from diffcheck.base.bits import UIntArray, to_float32
 from diffcheck.capture.interventions import Function, Intervention
 from reference import operators as ops
 from reference.checks import Float32Array

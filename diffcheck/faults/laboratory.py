@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from diffcheck.base.models import make_random_model
+from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import Intervention
+from diffcheck.capture.overrides import Override, apply_overrides, parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.reference import Adapter
@@ -20,9 +23,6 @@ from diffcheck.infer import explain
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize import localize
-from diffcheck.models import make_random_model
-from diffcheck.overrides import Override, apply_overrides, parse_override
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from reference.checks import Float32Array
 from reference.contract import profile

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diffcheck.verdict import Verdict
+from diffcheck.localize.verdict import Verdict
 
 
 @dataclass

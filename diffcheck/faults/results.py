@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.errors import InputError
+from diffcheck.base.files import write_text
 from diffcheck.capture.adapter import package_versions
-from diffcheck.errors import InputError
 from diffcheck.faults.outcome import Outcome, scores
-from diffcheck.files import write_text
 
 
 def versions() -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from diffcheck.errors import ExitCode
-from diffcheck.files import check_writable, write_text
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.progress import ProgressLine
 from diffcheck.infer.explain import BUDGET, ROWS
-from diffcheck.report.progress import ProgressLine
 
 
 def infer(

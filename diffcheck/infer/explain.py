@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.compare import compare_boundary, why_unobserved
 from diffcheck.infer.answer import Inference, Undecided, differences
 from diffcheck.infer.arguments import IntArray
 from diffcheck.infer.candidates import Candidates
@@ -20,8 +19,9 @@ from diffcheck.infer.search import Clock, Found, Progress, search
 from diffcheck.infer.sites import Site, UnknowableError, node_of, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
+from diffcheck.localize.compare import compare_boundary, why_unobserved
+from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import Verdict
 from reference.contract import Contract, Value, fields, operator_name, profile, profiles, space
 
 #: Rows sampled before all are looked at, and seconds per side.

@@ -22,9 +22,9 @@ import numpy as np
 
 import diffcheck.infer
 import reference
+from diffcheck.base.models import cache_folder
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.trial import Score, Trial
-from diffcheck.models import cache_folder
 from diffcheck.trace.reader import Trace
 from reference.contract import Contract
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from diffcheck.errors import ExitCode, InputError
+from diffcheck.base.errors import ExitCode, InputError
+from diffcheck.base.models import BUILT_IN, could_be, resolve_model
 from diffcheck.infer.weights import TracedWeights
-from diffcheck.models import BUILT_IN, could_be, resolve_model
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 

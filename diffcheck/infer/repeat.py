@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diffcheck.localize import localize
+from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import Verdict
 
 
 def unrepeated(first: Trace, second: Trace) -> str:

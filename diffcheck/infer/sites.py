@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diffcheck.bits import UIntArray, to_float32
-from diffcheck.boundaries import Boundary, graph
+from diffcheck.base.bits import UIntArray, to_float32
+from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.errors import InputError
+from diffcheck.base.samples import Sample
 from diffcheck.capture.recorder import Rows, expected_rows
-from diffcheck.errors import InputError
 from diffcheck.infer import arguments as args
 from diffcheck.infer.arguments import Arguments, IntArray
 from diffcheck.infer.weights import TracedWeights
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffcheck.bits import BoolArray, UIntArray, compare, to_float32
+from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.infer.arguments import COLUMN_OPERATORS, IntArray, call
 from diffcheck.infer.sites import Site, spread
 from reference.checks import Float32Array

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.bits import to_float32, uint_type
-from diffcheck.errors import ExitCode, InputError
-from diffcheck.record import weight_digest
+from diffcheck.base.bits import to_float32, uint_type
+from diffcheck.base.errors import ExitCode, InputError
+from diffcheck.base.record import weight_digest
 from reference.checks import Float32Array
 from reference.formats import FORMATS
 from reference.rounding import round_to

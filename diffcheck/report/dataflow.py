@@ -13,10 +13,10 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from diffcheck.boundaries import Boundary
+from diffcheck.base.boundaries import Boundary
+from diffcheck.localize.verdict import BoundaryResult
 from diffcheck.report.charts import svg, tag, text
 from diffcheck.report.folding import layer_in_full, layer_of, share, short_count, within_layer
-from diffcheck.verdict import BoundaryResult
 
 #: The rows of a layer's drawing from top to bottom, each a list of columns; ``*`` is a row that has one box only.
 _ROWS: tuple[tuple[str, ...], ...] = (

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from diffcheck.compare import Histogram
+from diffcheck.localize.compare import Histogram
+from diffcheck.localize.verdict import BoundaryResult
 from diffcheck.report.charts import Plot, Scale, heat_map, span, svg, tag, text
 from diffcheck.report.folding import layer_of, within_layer
 from diffcheck.report.measure import Measured, Tokens
 from diffcheck.report.page import both_widths, brief
-from diffcheck.verdict import BoundaryResult
 
 #: Columns of a heat map and marks of a plot; more are joined, the largest of each group standing for it.
 _MOST_COLUMNS, _MOST_TOKENS = 160, 700

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import UIntArray, compare, to_float32
+from diffcheck.base.bits import UIntArray, compare, to_float32
+from diffcheck.base.samples import Sample
 from diffcheck.capture.recorder import Rows, expected_rows
-from diffcheck.compare import Histogram, histogram, paired_blocks
+from diffcheck.localize.compare import Histogram, histogram, paired_blocks
+from diffcheck.localize.verdict import BoundaryResult, Verdict
 from diffcheck.report.folding import layer_of
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import BoundaryResult, Verdict
 
 FloatArray = npt.NDArray[np.float64]
 #: Distance of a row that differs by nothing but the sign of a zero.

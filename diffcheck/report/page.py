@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from diffcheck.errors import InputError
-from diffcheck.files import write_text
+from diffcheck.base.errors import InputError
+from diffcheck.base.files import write_text
 
 try:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from diffcheck.errors import TraceError
-from diffcheck.record import ObjectRecord
+from diffcheck.base.errors import TraceError
+from diffcheck.base.record import ObjectRecord
 
 SCHEMA = 1
 HEADER = "trace.json"

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from diffcheck.bits import UIntArray, digest_of_rows, row_digests
-from diffcheck.errors import TraceError
+from diffcheck.base.bits import UIntArray, digest_of_rows, row_digests
+from diffcheck.base.errors import TraceError
 from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastpath.attention import Packed, Pages, attention
-from fastpath.attention_backward import attention_backward
+from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.attention_backward import attention_backward
 from fastpath.backend import DTYPES, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, values

@@ -96,10 +96,13 @@ def families() -> Iterator[tuple[str, list[Case]]]:
                 yield found.name, list(module.cases())
 
 
-def run(only: str = "", jobs: int = 1, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(
+    only: str = "", jobs: int = 1, say: Callable[[str], None] = print, deadline: float | None = None
+) -> dict[str, Any]:
     """Run all cases whose name starts with ``only`` (or one of several, by commas), in ``jobs`` processes.
 
-    Returns the report as plain data.
+    Returns the report as plain data. No case starts after ``deadline`` (of `time.perf_counter`); one that therefore
+    was not run is listed as such.
 
     A case that raises counts as failed, with its error; one whose unit this target lacks is listed as not run.
     """
@@ -111,8 +114,14 @@ def run(only: str = "", jobs: int = 1, say: Callable[[str], None] = print) -> di
                 not_run.append({"name": case.name, "reason": f"{current_target().arch} has no {case.unit}"})
             elif case.name.startswith(tuple(only.split(","))):
                 chosen.append((family, case.name))
+    if deadline is not None:
+        # plain values of every family first: what the time does not reach then is more of the same kernels
+        chosen.sort(key=lambda names: "/normal" not in names[1] and "/model" not in names[1])
     results = []
-    for result in _run_all(chosen, jobs):
+    for names, result in _run_all(chosen, jobs, deadline):
+        if result is None:
+            not_run.append({"name": names[1], "reason": "the time was up"})
+            continue
         results.append(result)
         verdict = "ok " if result["passed"] else "BAD"
         counts = f"{result['different']:>9} of {result['compared']:>11} differ"
@@ -122,13 +131,20 @@ def run(only: str = "", jobs: int = 1, say: Callable[[str], None] = print) -> di
     return _report(results, not_run)
 
 
-def _run_all(chosen: list[tuple[str, str]], jobs: int) -> Iterator[dict[str, Any]]:
+def _run_all(
+    chosen: list[tuple[str, str]], jobs: int, deadline: float | None
+) -> Iterator[tuple[tuple[str, str], dict[str, Any] | None]]:
     if jobs == 1:
-        yield from (_run_case(*names) for names in chosen)
+        for names in chosen:
+            yield names, None if deadline is not None and time.perf_counter() > deadline else _run_case(*names)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(_run_case, *names) for names in chosen]):
-            yield done.result()
+        waiting = {pool.submit(_run_case, *names): names for names in chosen}
+        for done in as_completed(waiting):
+            yield waiting[done], None if done.cancelled() else done.result()
+            if deadline is not None and time.perf_counter() > deadline:
+                for other in waiting:
+                    other.cancel()
 
 
 def _run_case(family: str, name: str) -> dict[str, Any]:

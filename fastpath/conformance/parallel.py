@@ -26,16 +26,16 @@ import torch.distributed as dist
 import torch.multiprocessing
 import triton
 
-from fastpath.all_gather import all_gather
-from fastpath.all_reduce import all_reduce
 from fastpath.backend import DTYPES, INTERPRETED, current_target
+from fastpath.collectives.all_gather import all_gather
+from fastpath.collectives.all_reduce import all_reduce
+from fastpath.collectives.reduce_scatter import reduce_scatter
 from fastpath.conformance.frame import Comparison, compare, to_device
 from fastpath.conformance.inputs import values
 from fastpath.hip.ipc import IpcAllReduce
-from fastpath.linear import linear
-from fastpath.logsumexp import logsumexp
-from fastpath.reduce_scatter import reduce_scatter
-from fastpath.row_linear import row_linear, row_linear_partial
+from fastpath.products.linear import linear
+from fastpath.products.row_linear import row_linear, row_linear_partial
+from fastpath.rows.logsumexp import logsumexp
 from reference import operators
 from reference.contract.profiles import profile
 

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 from fastpath.backend import DTYPES, INTERPRETED, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, sample, values
-from fastpath.linear import (
+from fastpath.products.linear import (
     bias_gradient,
     input_gradient,
     input_gradient_merge,
@@ -21,9 +21,9 @@ from fastpath.linear import (
     linear,
     weight_gradient,
 )
-from fastpath.lm_head import lm_head
-from fastpath.row_linear import row_linear, row_linear_merge, row_linear_partial
-from fastpath.schedules import candidates
+from fastpath.products.lm_head import lm_head
+from fastpath.products.row_linear import row_linear, row_linear_merge, row_linear_partial
+from fastpath.products.schedules import candidates
 from reference import gradients, operators
 from reference.contract.profiles import profile
 from reference.gradients import gradient_contract

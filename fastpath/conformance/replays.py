@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from fastpath.attention import Packed, Pages, attention
-from fastpath.attention_backward import attention_backward
+from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.attention_backward import attention_backward
 from fastpath.backend import INTERPRETED, current_target
 from fastpath.conformance.attention import paged
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import values
-from fastpath.embedding import embedding_backward
-from fastpath.qk_norm import qk_norm
-from fastpath.rms_norm import rms_norm, rms_norm_backward
-from fastpath.rope import rope, rope_table
-from fastpath.swiglu import swiglu
+from fastpath.rows.embedding import embedding_backward
+from fastpath.rows.qk_norm import qk_norm
+from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
+from fastpath.rows.rope import rope, rope_table
+from fastpath.rows.swiglu import swiglu
 from reference.contract.profiles import profile
 from reference.gradients import gradient_contract
 

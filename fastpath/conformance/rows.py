@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import DTYPES, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, device, to_device
 from fastpath.conformance.inputs import KINDS, values
-from fastpath.embedding import embedding, embedding_backward
-from fastpath.kv_cache import write_cache
-from fastpath.qk_norm import merge_heads, qk_norm, qk_norm_backward
-from fastpath.qk_norm_rope import qk_norm_rope
-from fastpath.residual_add import residual_add
-from fastpath.rms_norm import rms_norm, rms_norm_backward
-from fastpath.rope import rope, rope_backward, rope_table
-from fastpath.swiglu import swiglu, swiglu_backward
+from fastpath.rows.embedding import embedding, embedding_backward
+from fastpath.rows.qk_norm import merge_heads, qk_norm, qk_norm_backward
+from fastpath.rows.qk_norm_rope import qk_norm_rope
+from fastpath.rows.residual_add import residual_add
+from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
+from fastpath.rows.rope import rope, rope_backward, rope_table
+from fastpath.rows.swiglu import swiglu, swiglu_backward
 from reference import gradients
 from reference import operators as reference
 from reference.checks import Float32Array

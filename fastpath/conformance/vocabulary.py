@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpath import autograd_products
+from fastpath.autograd import products as autograd_products
 from fastpath.backend import DTYPES, INTERPRETED, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device, to_numpy
 from fastpath.conformance.inputs import KINDS, values
-from fastpath.lm_head import lm_head_logprob
-from fastpath.logprob import logprob, logprob_gradient
-from fastpath.logsumexp import finish, logsumexp, row_maximum, segment_sums
-from fastpath.processed_logits import processed_logits, processed_logits_backward
+from fastpath.products.lm_head import lm_head_logprob
+from fastpath.rows.logprob import logprob, logprob_gradient
+from fastpath.rows.logsumexp import finish, logsumexp, row_maximum, segment_sums
+from fastpath.rows.processed_logits import processed_logits, processed_logits_backward
 from reference import gradients, operators
 from reference.checks import Float32Array
 from reference.contract.profiles import profile

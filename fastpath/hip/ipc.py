@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fastpath.all_reduce import require_merge
 from fastpath.backend import UnsupportedError, current_target, note, require_tensor
+from fastpath.collectives.all_reduce import require_merge
 from fastpath.hip.build import SOURCES, compile_cuda
 from reference.operators.all_reduce import AllReduceContract
 

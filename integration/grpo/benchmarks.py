@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from diffcheck.base.files import write_text
 from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
-from diffcheck.files import write_text
 from integration.grpo.config import GrpoConfig
-from integration.grpo.engines import open_process
 from integration.grpo.evidence import PACKAGES
 from integration.grpo.loop import Run
+from integration.grpo.workers.engines import open_process
 
 RESULTS = Path(__file__).parent.parent / "results" / "grpo-bench.json"
 ARMS = ("native", "strict")

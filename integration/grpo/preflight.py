@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.errors import ExitCode, RlkError
+from diffcheck.base.files import write_text
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.errors import ExitCode, RlkError
-from diffcheck.files import write_text
 from diffcheck.localize import localize
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
-from integration.grpo.actors import Actor
 from integration.grpo.config import GrpoConfig
+from integration.grpo.workers.actors import Actor
 
 #: Prompts of the probe batch.
 PROMPTS = 4

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.errors import InputError
-from diffcheck.files import write_text
-from integration.grpo.metrics import Mismatch
-from integration.grpo.records import Sample, samples_digest
+from diffcheck.base.errors import InputError
+from diffcheck.base.files import write_text
+from integration.grpo.buffer.records import Sample, samples_digest
+from integration.grpo.mismatch.metrics import Mismatch
 
 
 def step_record(

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from diffcheck.base.record import weight_digest
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks, hf_weights
-from diffcheck.record import weight_digest
 from integration.arrays import to_tensor
 from reference.models.config import ModelConfig
 from reference.models.weights import weight_shapes

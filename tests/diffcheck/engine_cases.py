@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.bits import to_float32
-from diffcheck.boundaries import Boundary
+from diffcheck.base.bits import to_float32
+from diffcheck.base.boundaries import Boundary
+from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.recorder import expected_rows
 from diffcheck.localize import localize
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from diffcheck.bits import UIntArray
-from diffcheck.boundaries import graph
+from diffcheck.base.bits import UIntArray
+from diffcheck.base.boundaries import graph
+from diffcheck.base.record import KvMapping, ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.recorder import expected_rows
-from diffcheck.record import KvMapping, ObjectRecord
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter

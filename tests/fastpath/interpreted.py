@@ -10,16 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath import autograd_products, primitives
-from fastpath.all_reduce import merge_ranks
+from fastpath import primitives
+from fastpath.autograd import products as autograd_products
 from fastpath.backend import UnsupportedError, current_target, record
-from fastpath.linear import linear
-from fastpath.lm_head import lm_head_logprob
-from fastpath.logsumexp import logsumexp
-from fastpath.matmul import left_leaves
-from fastpath.processed_logits import processed_logits
-from fastpath.row_linear import row_linear_partial
-from fastpath.schedules import Schedule
+from fastpath.collectives.all_reduce import merge_ranks
+from fastpath.products.linear import linear
+from fastpath.products.lm_head import lm_head_logprob
+from fastpath.products.matmul import left_leaves
+from fastpath.products.row_linear import row_linear_partial
+from fastpath.products.schedules import Schedule
+from fastpath.rows.logsumexp import logsumexp
+from fastpath.rows.processed_logits import processed_logits
 from reference.contract.profiles import profile
 from reference.operators.all_reduce import all_reduce as all_reduce_reference
 from reference.operators.linear import linear as linear_reference

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastpath import attention as attention_module
 from fastpath import autograd
-from fastpath.attention import Packed, Pages, attention
-from fastpath.attention_backward import attention_backward
+from fastpath.attention import attention as attention_module
+from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.attention_backward import attention_backward
+from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import UnsupportedError, record
-from fastpath.embedding import embedding
-from fastpath.kv_cache import write_cache
-from fastpath.qk_norm import qk_norm
-from fastpath.rms_norm import rms_norm
-from fastpath.rope import rope, rope_table
-from fastpath.swiglu import swiglu
+from fastpath.rows.embedding import embedding
+from fastpath.rows.qk_norm import qk_norm
+from fastpath.rows.rms_norm import rms_norm
+from fastpath.rows.rope import rope, rope_table
+from fastpath.rows.swiglu import swiglu
 from reference.contract.profiles import profile
 from reference.gradients import gradient_contract
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from diffcheck.base.models import resolve_model
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.session import EngineSession
 from diffcheck.localize import localize
-from diffcheck.models import resolve_model
-from diffcheck.samples import Sample
+from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import Verdict
 
 PROFILE = "strict-v1/fma32-seq"
 #: Prompt and response lengths: none alike, more requests than a power of two, prompts of more than one block.

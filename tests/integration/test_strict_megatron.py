@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from diffcheck.base.models import resolve_model
 from diffcheck.capture.adapter import open_adapter
-from diffcheck.capture.megatron_weights import parameters, to_hf
+from diffcheck.capture.megatron.weights import parameters, to_hf
 from diffcheck.capture.plan import EngineOptions
-from diffcheck.models import resolve_model
 from tests.integration.strict_cases import PROFILE, Live, batch, live, quiet, same
 
 pytest.importorskip("megatron.core")

@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from diffcheck.errors import EngineError, RlkError  # noqa: E402
+from diffcheck.base.errors import EngineError, RlkError  # noqa: E402
 from integration import vime  # noqa: E402
 from integration.backends.arrays import ArrayOperators  # noqa: E402
 from integration.linear_logp_request import RequestError, UnavailableError  # noqa: E402
@@ -385,9 +385,9 @@ def test_metrics_of_nothing_or_of_other_tokens_are_refused() -> None:
 def trainer() -> Iterator[Any]:
     """A strict Megatron-core model in this process."""
     pytest.importorskip("megatron.core")
+    from diffcheck.base.models import resolve_model
     from diffcheck.capture.adapter import open_adapter
     from diffcheck.capture.plan import EngineOptions
-    from diffcheck.models import resolve_model
 
     folder, _ = resolve_model("tiny-qwen3")
     adapter = open_adapter(EngineOptions("megatron", folder, dtype="bfloat16", profile=PROFILE, max_length=64), quiet)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffcheck.models import resolve_model
+from diffcheck.base.models import resolve_model
 from reference.contract.profiles import profile
 from reference.models.qwen3 import forward
 from tests.integration.strict_cases import PROFILE

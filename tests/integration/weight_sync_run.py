@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.capture.adapter import open_adapter
-from diffcheck.capture.megatron_weights import to_hf
+from diffcheck.capture.megatron.weights import to_hf
 from diffcheck.capture.plan import EngineOptions
 
 PROMPT = list(range(20, 61))
@@ -20,7 +20,7 @@ def main() -> None:
     from safetensors.torch import load_file
     from vllm import LLM, SamplingParams
 
-    from diffcheck.models import resolve_model
+    from diffcheck.base.models import resolve_model
     from integration.vllm.sync import WeightSync
 
     folder, config = resolve_model("tiny-qwen3-tied")

@@ -9,6 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.models import resolve_model
+from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, with_logprobs
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -23,9 +26,6 @@ from diffcheck.capture.vllm.engine import (
     start,
 )
 from diffcheck.capture.vllm.schedule import SAMPLE
-from diffcheck.errors import EngineError, InputError
-from diffcheck.models import resolve_model
-from diffcheck.samples import Sample, check_samples
 
 
 class Adapter:
@@ -53,7 +53,7 @@ class Adapter:
         for name, _, _ in options.weight_flips:
             checkpoint[name]
         self.max_length = min(options.max_length, self.config.max_position_embeddings)
-        prepare_environment(options)
+        prepare_environment(options, graphs=bool(self.extra["graphs"]))
         strict_path(options)
         progress("vllm: start", 0, 1)
         self._llm = start(options, self.extra, folder, self.config, self.max_length)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.errors import EngineError
+from diffcheck.base.errors import EngineError
 
 Tensor = Any
 #: ``store(key, value, cache, slots)``: the backend's own operator; key and value are [tokens, heads, head_dim].

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from diffcheck.base.errors import EngineError
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Rows
 from diffcheck.capture.vllm.taps import Live
-from diffcheck.errors import EngineError
 
 Tensor = Any
 

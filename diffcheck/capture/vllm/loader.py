@@ -16,8 +16,8 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from diffcheck.base.record import weight_digest
 from diffcheck.capture.live import flip_bits
-from diffcheck.record import weight_digest
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import EngineError, InputError, RlkError
+from diffcheck.base.record import KvMapping, ObjectRecord
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -24,9 +27,6 @@ from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
-from diffcheck.errors import EngineError, InputError, RlkError
-from diffcheck.record import KvMapping, ObjectRecord
-from diffcheck.samples import Sample
 from reference.models.config import ModelConfig
 
 
@@ -48,8 +48,9 @@ class Capture:
         with ExitStack() as stack:
             taps = stack.enter_context(Taps())
             taps.attribute(runner, "execute_model", self._follow)
-            tap_forward(taps, self._live, self._model)
-            if plan.observe or plan.interventions or plan.position_offset:
+            inside = bool(plan.observe or plan.interventions or plan.position_offset)
+            tap_forward(taps, self._live, runner, eager=inside)
+            if inside:
                 tap_model(taps, self._live, self._model)
             tap_head(taps, self._live, self._model, runner.sampler, logprobs_mode)
             # From here on the hooks stay until `close`.

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from diffcheck.base.errors import InputError
+from diffcheck.base.models import resolve_model
 from diffcheck.capture.adapter import Progress
 from diffcheck.capture.live import Checkpoint, torch_dtype
-from diffcheck.capture.megatron_weights import to_megatron
+from diffcheck.capture.megatron.weights import to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.strict import strict_path
-from diffcheck.errors import InputError
-from diffcheck.models import resolve_model
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diffcheck.capture import megatron as trainer
 from diffcheck.capture.live import Taps
+from diffcheck.capture.megatron import adapter as trainer
 from diffcheck.faults.changes.live import Live
 from diffcheck.faults.changes.positions import zigzag_positions
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.bits import tensor_bits as bits_of
-from diffcheck.bits import to_float32
+from diffcheck.base.bits import tensor_bits as bits_of
+from diffcheck.base.bits import to_float32
 from diffcheck.capture.live import Taps
 from diffcheck.faults.changes.live import Live
 from reference import operators as ops

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from diffcheck.errors import ExitCode
-from diffcheck.files import check_writable
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.files import check_writable
 from integration.grpo.report import coverage
 from integration.grpo.report.read import Run, RunError, read_run
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from diffcheck.files import write_text
+from diffcheck.base.files import write_text
 from diffcheck.report.charts import Plot, Scale, span
 from integration.grpo.report.read import PHASES, Run
 
@@ -210,7 +210,7 @@ def save(drawn: Sequence[Figure], folder: Path) -> list[Path]:
     Raises:
         InputError: matplotlib is not installed, or ``folder`` cannot be written.
     """
-    from diffcheck.errors import InputError
+    from diffcheck.base.errors import InputError
 
     try:
         import matplotlib

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from diffcheck.report.page import Row, both_widths, write_page
-from integration.grpo.metric_names import METRIC_NAMES
+from integration.grpo.mismatch.metric_names import METRIC_NAMES
 from integration.grpo.report import coverage
 from integration.grpo.report.figures import Figure, draw
 from integration.grpo.report.read import Run

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from diffcheck.errors import ExitCode, RlkError
+from diffcheck.base.errors import ExitCode, RlkError
 from integration.grpo.buffer import Buffer
-from integration.grpo.metric_names import Tokens, named
-from integration.grpo.metrics import mismatch_of
-from integration.grpo.records import Sample, samples_digest
+from integration.grpo.buffer.records import Sample, samples_digest
+from integration.grpo.mismatch.metric_names import Tokens, named
+from integration.grpo.mismatch.metrics import mismatch_of
 
 STEPS, EVIDENCE, SAMPLES, CONFIG = "steps.jsonl", "evidence.json", "samples.sqlite", "config.json"
 PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint", "total")

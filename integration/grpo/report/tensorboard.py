@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from integration.grpo.buffer import Buffer
-from integration.grpo.metric_names import Tokens, flat, named
+from integration.grpo.mismatch.metric_names import Tokens, flat, named
 from integration.grpo.report.read import SAMPLES, Run
 
 FOLDER = "tensorboard"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from reference.models.config import ModelConfig
 
 #: Name -> module with a class ``Task``.

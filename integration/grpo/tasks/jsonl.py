@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from integration.grpo.tasks.tokenizer import FolderTokenizer
 from reference.models.config import ModelConfig
 

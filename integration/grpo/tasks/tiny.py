@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from reference.models.config import ModelConfig
 
 CLASSES = 4

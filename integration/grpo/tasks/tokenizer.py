@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 
 
 class FolderTokenizer:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from diffcheck.ablate import Ablation, Side, ablate
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.models import make_random_model
+from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import Adapter, CaptureResult, open_adapter
+from diffcheck.capture.overrides import apply_overrides, parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.models import make_random_model
-from diffcheck.overrides import apply_overrides, parse_override
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 

@@ -15,14 +15,14 @@ from diffcheck.ablate import Ablation, Side, ablation, composite, units
 from diffcheck.ablate import walk as walking
 from diffcheck.ablate.contracts import Known
 from diffcheck.ablate.walk import steps_planned
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.samples import save_samples
 from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.errors import ExitCode
-from diffcheck.samples import save_samples
 from tests.diffcheck.ablate.bench import Bench
-from tests.diffcheck.test_cli import rlk
+from tests.diffcheck.cli.test_cli import rlk
 
 #: Override -> boundaries of the one-layer model at which it alone parts the sides, on equal inputs.
 FAULTS = {

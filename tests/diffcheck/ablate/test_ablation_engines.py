@@ -12,15 +12,15 @@ import pytest
 
 from diffcheck.ablate import Ablation, Side, ablate
 from diffcheck.ablate.sides import same
-from diffcheck.boundaries import graph
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.models import make_random_model
+from diffcheck.base.samples import Sample
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.session import EngineSession
-from diffcheck.errors import ExitCode
-from diffcheck.models import make_random_model
-from diffcheck.samples import Sample
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
-from tests.diffcheck.test_cli import rlk
+from tests.diffcheck.cli.test_cli import rlk
 
 pytestmark = pytest.mark.engines
 

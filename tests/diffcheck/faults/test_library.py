@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from diffcheck.errors import ExitCode
+from diffcheck.base.errors import ExitCode
 from diffcheck.faults import CONTROLS, FAULTS, run_fault, scores
 from diffcheck.faults.table import markdown
-from tests.diffcheck.test_cli import rlk
+from tests.diffcheck.cli.test_cli import rlk
 
 
 @pytest.fixture(scope="module")

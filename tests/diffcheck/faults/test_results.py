@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from diffcheck.faults.cli import run_jobs
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.results import Results

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from diffcheck.boundaries import Boundary, graph
+from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.localize.verdict import BoundaryResult, Status
 from diffcheck.report.dataflow import draw
 from diffcheck.report.figures import status_map, status_mark
-from diffcheck.verdict import BoundaryResult, Status
 from tests.diffcheck.synthetic import CONFIG
 
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from diffcheck.ablate.result import Ablation, Origin, Pair, Removed, Trial, Unit
+from diffcheck.base.errors import ExitCode
+from diffcheck.base.statistics import LogprobStats
+from diffcheck.capture.overrides import parse_override
 from diffcheck.cli import main
-from diffcheck.errors import ExitCode
 from diffcheck.faults.laboratory import Laboratory
 from diffcheck.infer import Inference, explain
 from diffcheck.localize import localize
-from diffcheck.overrides import parse_override
+from diffcheck.localize.verdict import Verdict
 from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
 from diffcheck.trace.reader import Trace
-from diffcheck.verdict import LogprobStats, Verdict
 from reference.contract import profile
 from tests.diffcheck.report.browser import PHONE, needs_browser, scroll_width
 from tests.diffcheck.synthetic import Values, flip, header, pair, values, without, write

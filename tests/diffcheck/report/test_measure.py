@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diffcheck.bits import to_float32, ulp_distance
-from diffcheck.compare import histogram
+from diffcheck.base.bits import to_float32, ulp_distance
 from diffcheck.localize import localize
+from diffcheck.localize.compare import histogram
 from diffcheck.report.measure import measure
 from tests.diffcheck.synthetic import Values, flip, pair, values, write
 

@@ -10,7 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from diffcheck.report.charts import Plot, Scale, heat_map, span, tag
 from diffcheck.report.page import both_widths, breakable, render, write_page
 from tests.diffcheck.report.browser import DESKTOP, PHONE, needs_browser, scroll_width

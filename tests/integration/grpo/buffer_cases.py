@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from integration.grpo.buffer import Buffer
-from integration.grpo.records import Generated, Logprobs, Sample, Scored
+from integration.grpo.buffer.records import Generated, Logprobs, Sample, Scored
 
 PROMPTS, GROUP, SEED = ([5, 6, 7], [8, 9]), 3, 4
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from integration.grpo.actors import Actor, ProcessActor
 from integration.grpo.config import GrpoConfig
-from integration.grpo.engines import Role, open_process
+from integration.grpo.workers.actors import Actor, ProcessActor
+from integration.grpo.workers.engines import Role, open_process
 
 
 class Kept:
@@ -34,7 +34,7 @@ class SharedEngines:
     """Starts engines as a run does, but one vLLM only; ``trainer`` is the module of the next trainers."""
 
     def __init__(self) -> None:
-        self.trainer = "integration.grpo.trainer"
+        self.trainer = "integration.grpo.workers.trainer"
         self.latest: dict[Role, ProcessActor] = {}
         self.started: list[Role] = []
 

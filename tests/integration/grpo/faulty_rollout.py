@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from integration.grpo.actors import main
-from integration.grpo.rollout import Rollout
+from integration.grpo.workers.actors import main
+from integration.grpo.workers.rollout import Rollout
 
 
 class FaultyRollout(Rollout):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from integration.grpo.actors import main
-from integration.grpo.trainer import Trainer
+from integration.grpo.workers.actors import main
+from integration.grpo.workers.trainer import Trainer
 
 
 class FaultyTrainer(Trainer):

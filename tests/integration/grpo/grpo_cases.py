@@ -20,7 +20,7 @@ max_tokens = 6
 checkpoint_stride = 1
 preflight_stride = 0
 """
-_MODULES = {"rollout": "integration.grpo.rollout", "trainer": "integration.grpo.trainer"}
+_MODULES = {"rollout": "integration.grpo.workers.rollout", "trainer": "integration.grpo.workers.trainer"}
 
 
 def command(out: Path, *options: str, config: str = SMALL) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from diffcheck.errors import EngineError
+from diffcheck.base.errors import EngineError
 
 
 class Rank:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from integration.grpo.buffer import Buffer, DataBufferError, sample_id, sample_seed
-from integration.grpo.records import samples_digest
+from integration.grpo.buffer.records import samples_digest
 from tests.integration.grpo import buffer_cases as cases
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcheck.errors import InputError
+from diffcheck.base.errors import InputError
 from integration.grpo.checkpoint import MANIFEST, Checkpoints
 from integration.grpo.steplog import append_step, keep_steps, read_steps
 

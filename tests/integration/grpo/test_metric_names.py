@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration.grpo.metric_names import METRIC_NAMES, Tokens, flat, named
-from integration.grpo.metrics import MetricsError, mismatch_of
-from integration.grpo.records import Logprobs
+from integration.grpo.buffer.records import Logprobs
+from integration.grpo.mismatch.metric_names import METRIC_NAMES, Tokens, flat, named
+from integration.grpo.mismatch.metrics import MetricsError, mismatch_of
 from tests.integration.grpo import buffer_cases as cases
 
 #: log r = 0, -0.5, 1, 0: two samples of three tokens and of one.

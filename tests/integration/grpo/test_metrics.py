@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.grpo.metrics import MetricsError, Mismatch, mismatch, mismatch_of
+from integration.grpo.mismatch.metrics import MetricsError, Mismatch, mismatch, mismatch_of
 from tests.integration.grpo import buffer_cases as cases
 
 NAN, INF = float("nan"), float("inf")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from integration.grpo.objective import advantages, objective
+from integration.grpo.workers.objective import advantages, objective
 
 torch = pytest.importorskip("torch")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from diffcheck.errors import EngineDiedError, EngineError, InputError
+from diffcheck.base.errors import EngineDiedError, EngineError, InputError
 from integration.grpo.config import GrpoConfig
-from integration.grpo.engines import open_process
 from integration.grpo.loop import Run
-from integration.grpo.ray_engines import Replicas, open_ray, share, together
+from integration.grpo.workers.engines import open_process
+from integration.grpo.workers.ray_engines import Replicas, open_ray, share, together
 from tests.integration.grpo import grpo_cases
 
 ray = pytest.importorskip("ray")

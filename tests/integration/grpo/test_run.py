@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from diffcheck.errors import EngineError, ExitCode, InputError, RlkError
+from diffcheck.base.errors import EngineError, ExitCode, InputError, RlkError
 from integration.grpo.buffer import Buffer
 from integration.grpo.config import GrpoConfig
-from integration.grpo.engines import Role
 from integration.grpo.loop import Run
 from integration.grpo.report.command import write
+from integration.grpo.workers.engines import Role
 from tests.integration.grpo.conftest import SharedEngines
 from tests.integration.grpo.grpo_cases import command, finish, is_gone, kill, processes_of, records, start, wait_for
 

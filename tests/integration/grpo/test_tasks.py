@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diffcheck.errors import InputError
-from diffcheck.models import resolve_model
+from diffcheck.base.errors import InputError
+from diffcheck.base.models import resolve_model
 from integration.grpo.tasks import open_task
 
 pytest.importorskip("torch")

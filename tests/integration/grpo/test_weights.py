@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from diffcheck.errors import EngineError, InputError
-from diffcheck.record import weight_digest
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.record import weight_digest
 from integration.grpo.config import GrpoConfig
 from integration.grpo.loop import checked_answer
-from integration.grpo.weights import joint_digest, read_weights, weights_path, write_weights
+from integration.grpo.workers.weights import joint_digest, read_weights, weights_path, write_weights
 
 torch = pytest.importorskip("torch")
 
@@ -78,7 +78,7 @@ def test_an_answer_that_cannot_be_trained_on_is_named(logprobs: list[float], nam
 
 
 def optimizer(parameters: dict[str, Any], **changes: Any) -> Any:
-    from integration.grpo.optimizer import MasterOptimizer
+    from integration.grpo.workers.optimizer import MasterOptimizer
 
     config = GrpoConfig(**{"lr": 0.05, "max_grad_norm": 1.0, **changes})
     return MasterOptimizer(parameters, config, ["b"], lambda value: [value, value])

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from integration.grpo.metrics import mismatch_of
-from integration.grpo.records import samples_digest
+from integration.grpo.buffer.records import samples_digest
+from integration.grpo.mismatch.metrics import mismatch_of
 from integration.grpo.report.read import PHASES
 from tests.integration.grpo import buffer_cases as cases
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from diffcheck.errors import ExitCode, RlkError
+from diffcheck.base.errors import ExitCode, RlkError
 from integration.grpo.report.read import RunError, read_run
 from tests.integration.grpo.report import run_cases
 

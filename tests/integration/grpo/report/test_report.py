@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from diffcheck.errors import ExitCode, RlkError
+from diffcheck.base.errors import ExitCode, RlkError
 from integration.grpo.report.command import write
 from integration.grpo.report.figures import figures, save
 from integration.grpo.report.read import Run, read_run

@@ -1,0 +1,45 @@
+"""Atomic writing of small output files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from diffcheck.base.errors import InputError
+
+
+def check_writable(path: Path) -> None:
+    """Fail before the work, not after it.
+
+    Raises:
+        InputError: the folder of ``path`` is missing or read-only.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: folder {folder} does not exist", "create it, or choose another place")
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written", "choose another place")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that readers see the old file or the new one, never half of it.
+
+    Raises:
+        InputError: the disk is full or the folder cannot be written.
+    """
+    name = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
+        ) as stream:
+            name = stream.name
+            stream.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        if name is not None:
+            with suppress(OSError):
+                Path(name).unlink()
+        raise InputError(f"{path}: {error.strerror}", "free some space, or choose another place") from None

@@ -1,0 +1,258 @@
+"""Hugging Face transformers: scoring whole sequences as TRL-like trainers do, or decoding with its own KV cache."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diffcheck.base.boundaries import graph
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.models import resolve_model
+from diffcheck.base.record import weight_digest
+from diffcheck.base.samples import Sample, check_samples
+from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.live import (
+    Checkpoint,
+    check_extra,
+    effective_config,
+    finished_samples,
+    live_theta,
+    object_record,
+    observe,
+    torch_dtype,
+)
+from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.transformers.taps import TransformersTaps
+from reference.models.weights import weight_shapes
+
+Tensor = Any
+#: Oldest release with the attention interface and argument names used here.
+OLDEST = (4, 56)
+#: Engine-specific switches and their defaults.
+EXTRA = {
+    "attn_implementation": "eager",
+    # What turns processed logits into logprobs: torch.log_softmax, or the chosen logit minus torch.logsumexp.
+    "logprob": "log_softmax",
+    # CPU threads; 0: torch's own choice.
+    "threads": 0,
+}
+CHOICES = {"attn_implementation": ("eager", "sdpa"), "logprob": ("log_softmax", "logsumexp")}
+_NO_LOGSUMEXP = "torch.log_softmax computes it inside one kernel"
+
+
+class Adapter:
+    """A live ``*ForCausalLM`` in this process.
+
+    Raises:
+        EngineError: transformers is missing or too old.
+        InputError: an option it does not know, or tensor parallelism.
+    """
+
+    def __init__(self, options: EngineOptions, progress: Progress) -> None:
+        self.version = _check_version()
+        if options.profile is not None:
+            raise InputError(f"transformers: profile {options.profile!r} is not available", "native only: omit it")
+        if options.tensor_parallel != 1:
+            raise InputError("transformers: tensor parallelism is not supported", "use --tp 1")
+        self.options = options
+        extra = check_extra(options, EXTRA)
+        self.implementation = extra["attn_implementation"]
+        self.logprob = extra["logprob"]
+        for name, choices in CHOICES.items():
+            if extra[name] not in choices:
+                raise InputError(
+                    f"transformers: {name} {extra[name]!r} is not supported", f"choose one of {', '.join(choices)}"
+                )
+        folder, config = resolve_model(str(options.model))
+        self.config = effective_config(config, options)
+        progress("transformers: load", 0, 1)
+        if extra["threads"]:
+            import torch
+
+            torch.set_num_threads(int(extra["threads"]))
+        self.model = self._load(folder)
+
+    def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
+        """Run ``plan``: phase "prefill" scores in one forward a sample, "decode" feeds one token a step from the KV
+        cache, given ones or sampled ones.
+
+        Raises:
+            InputError: a sample without a response in phase "prefill", or contract overrides.
+        """
+        import torch
+
+        if plan.contract_overrides:
+            raise InputError("transformers: a native engine follows no contract to override", "leave --override out")
+        decode = plan.phase == "decode"
+        check_samples(plan.samples, self.config.vocab_size, self.options.max_length, scored=not decode)
+        recorder = Recorder(plan, graph(self.config))
+        if self.logprob == "log_softmax":
+            recorder.cannot_observe("logsumexp", _NO_LOGSUMEXP)
+        samples = list(plan.samples)
+        sampled = any(not s.response_token_ids for s in samples)
+        seconds = {}
+        start = time.perf_counter()
+        with TransformersTaps(self.model, self.config, recorder, self.implementation) as taps, torch.no_grad():
+            for i, sample in enumerate(samples):
+                progress(f"transformers: {plan.phase}", i, len(samples))
+                if decode:
+                    samples[i] = self._decode(i, sample, plan, recorder, taps)
+                else:
+                    self._score(i, sample, plan, recorder, taps)
+        progress(f"transformers: {plan.phase}", len(samples), len(samples))
+        seconds["forward"] = time.perf_counter() - start
+        start = time.perf_counter()
+        inv_freq = self.model.model.rotary_emb.inv_freq
+        record = object_record(
+            self.config,
+            plan,
+            samples,
+            weights={name: weight_digest(weight) for name, weight in self.model.named_parameters()},
+            tokens=taps.tokens,
+            positions=taps.positions,
+            theta=live_theta(inv_freq, self.config),
+            rotary_dim=2 * inv_freq.numel(),
+            padded_vocab=self.model.get_output_embeddings().weight.shape[0],
+        )
+        if sampled:
+            record.top_p, record.top_k, record.random_state = plan.top_p, plan.top_k, {"seed": plan.seed}
+        seconds["record"] = time.perf_counter() - start
+        start = time.perf_counter()
+        done = finished_samples(recorder, samples)
+        versions = package_versions("torch") | {"transformers": self.version, "python": platform.python_version()}
+        write_trace_of(plan, self.options, recorder, done, record, versions=versions, evidence=self._evidence(decode))
+        seconds["write"] = time.perf_counter() - start
+        return CaptureResult(done, plan.out, seconds)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self.__dict__.pop("model", None)
+
+    def _load(self, folder: Path) -> Any:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name, value in self.options.model_overrides.items():
+            if name == "rope_theta" and getattr(config, "rope_parameters", None):
+                config.rope_parameters["rope_theta"] = float(value)
+            else:
+                setattr(config, name, float(value))
+        dtype = torch_dtype(self.options)
+        checkpoint = Checkpoint(folder, dtype, self.options.weight_flips)
+        for name, _ in weight_shapes(self.config):
+            if name not in checkpoint:
+                # transformers would go on with random values.
+                raise InputError(f"{folder}: weight {name} is missing", "save the whole model with safetensors")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=self.implementation, local_files_only=True
+        )
+        with torch.no_grad():
+            for name, _, _ in self.options.weight_flips:
+                model.get_parameter(name).copy_(checkpoint[name])
+        return model.to(self.options.device).eval()
+
+    def _score(self, i: int, sample: Sample, plan: CapturePlan, recorder: Recorder, taps: TransformersTaps) -> None:
+        rows = Rows.of(i, range(sample.forward_length))
+        taps.begin(rows, rows)
+        logits = self.model(
+            input_ids=self._ids(sample.token_ids[:-1]), position_ids=self._positions(rows, plan), use_cache=False
+        ).logits
+        processed = _process(logits, plan, recorder, rows)
+        self._logprobs(processed, self._ids(sample.token_ids[1:]), recorder, rows)
+
+    def _decode(self, i: int, sample: Sample, plan: CapturePlan, recorder: Recorder, taps: TransformersTaps) -> Sample:
+        """The prompt in one forward, then one token a step; returns the sample with its response."""
+        import torch
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        draw = torch.Generator(device=self.options.device).manual_seed(plan.seed * 1_000_003 + i)
+        given, response = sample.response_token_ids, list[int]()
+        fed, first = list(sample.prompt_token_ids), 0
+        for step in range(len(given) or plan.generate):
+            rows = Rows.of(i, range(first, first + len(fed)))
+            last = rows.take(slice(-1, None))
+            taps.begin(rows, last)
+            logits = self.model(
+                input_ids=self._ids(fed),
+                position_ids=self._positions(rows, plan),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits
+            processed = _process(logits, plan, recorder, last)
+            token = given[step] if given else _sample(processed[0], plan, draw)
+            self._logprobs(processed, self._ids([token]), recorder, last)
+            response.append(token)
+            first, fed = first + len(fed), [token]
+        return replace(sample, response_token_ids=tuple(response))
+
+    def _logprobs(self, processed: Tensor, targets: Tensor, recorder: Recorder, rows: Rows) -> None:
+        """Logprobs of ``targets`` [1, rows] under ``processed`` [1, rows, vocabulary]."""
+        import torch
+
+        if self.logprob == "log_softmax":
+            chosen = torch.log_softmax(processed, dim=-1).gather(-1, targets[..., None])
+        else:
+            total = torch.logsumexp(processed, dim=-1, keepdim=True)
+            chosen = processed.gather(-1, targets[..., None]) - observe(recorder, "logsumexp", rows, total)
+        recorder.observe("logprobs", rows, chosen[0])
+
+    def _ids(self, ids: list[int] | tuple[int, ...]) -> Tensor:
+        import torch
+
+        return torch.tensor([list(ids)], device=self.options.device)
+
+    def _positions(self, rows: Rows, plan: CapturePlan) -> Tensor:
+        return self._ids((rows.position + plan.position_offset).tolist())
+
+    def _evidence(self, decode: bool) -> dict[str, Any]:
+        import torch
+
+        layer = self.model.model.layers[0]
+        return {
+            "forward": "incremental decode from DynamicCache" if decode else "whole sequences, one forward a sample",
+            "model_class": type(self.model).__name__,
+            "attention": f"{type(layer.self_attn).__name__}, {self.implementation}",
+            "norm": type(layer.input_layernorm).__name__,
+            "logprob": f"torch.{self.logprob} of float32(logits) / temperature",
+            "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in self.model.parameters()}),
+            "device": self.options.device,
+            "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "world_size": 1,
+        }
+
+
+def _process(logits: Tensor, plan: CapturePlan, recorder: Recorder, rows: Rows) -> Tensor:
+    return observe(recorder, "processed_logits", rows, logits.float() / plan.temperature)
+
+
+def _sample(processed: Tensor, plan: CapturePlan, draw: Any) -> int:
+    """One draw from processed logits [1, vocabulary], truncated as ``generate`` does."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    if plan.top_k:
+        processed = TopKLogitsWarper(plan.top_k)(None, processed)
+    if plan.top_p < 1:
+        processed = TopPLogitsWarper(plan.top_p)(None, processed)
+    return int(processed.softmax(dim=-1).multinomial(1, generator=draw))
+
+
+def _check_version() -> str:
+    oldest = ".".join(map(str, OLDEST))
+    try:
+        import transformers
+    except ImportError as error:
+        raise EngineError(
+            f"transformers cannot be imported: {error}", f"pip install 'transformers>={oldest}'"
+        ) from None
+    version: str = transformers.__version__
+    if tuple(int(x) for x in version.split(".")[:2]) < OLDEST:
+        raise EngineError(f"transformers {version} is too old", f"supported: {oldest} and later")
+    return version

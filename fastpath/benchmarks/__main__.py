@@ -1,0 +1,7 @@
+"""``python -m fastpath.benchmarks``."""
+
+import sys
+
+from fastpath.benchmarks.contests import main
+
+sys.exit(main())

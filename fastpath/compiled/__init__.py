@@ -1,5 +1,0 @@
-"""Checks of compiled kernels without a GPU: `examine(target)`, and `python -m fastpath.compiled` that prints it."""
-
-from fastpath.compiled.check import Finding, Report, examine
-
-__all__ = ["Finding", "Report", "examine"]

@@ -1,0 +1,1 @@
+"""The engines of a run as actors: what rolls out, what trains, and what travels between them."""
