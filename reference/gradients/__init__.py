@@ -9,8 +9,9 @@ batched; it is not rounded here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from reference.contract.base import BACKWARD, GRADIENTS, Contract, Value
+from reference.contract.base import BACKWARD, GRADIENTS, Contract, Value, fields
 from reference.gradients._sums import bias_gradient
 from reference.gradients.attention import AttentionBackwardContract, AttentionGradients, attention_backward
 from reference.gradients.embedding import EmbeddingBackwardContract, embedding_backward
@@ -44,14 +45,13 @@ _TAKEN: Mapping[str, str] = {
 }
 
 
+@lru_cache(maxsize=256)
 def gradient_contract(contract: Contract) -> Contract:
     """The gradient's contract that goes with an operator's strict contract: its formats, mask and matrix unit.
 
     Raises:
         ValueError: an operator without a gradient.
     """
-    from reference.contract.base import fields
-
     kind = GRADIENTS.get(contract.operator + BACKWARD)
     if kind is None:
         raise ValueError(f"{contract.operator} has no gradient contract; known: {', '.join(sorted(GRADIENTS))}")

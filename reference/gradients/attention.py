@@ -203,7 +203,8 @@ def _head(
         return unit_dot(a, b, None, primitives.unit, fmt if form == fmt else "float32", ("grad", "operand"))
 
     s = product(q, np.ascontiguousarray(k.T), fmt) * np.float32(factor * LOG2E)
-    p: Float32Array = np.where(seen, ATTENTION_EXPS[primitives.exp][1](s - maximum[:, None]), np.float32(0))
+    shifted = np.where(seen, s - maximum[:, None], np.float32(-np.inf))
+    p: Float32Array = np.where(seen, ATTENTION_EXPS[primitives.exp][1](shifted), np.float32(0))
     over = total[:, None]
     p = p * (np.float32(1) / over) if primitives.normalise == "reciprocal" else p / over
     delta = row_sum(dy * output, contract.order.delta)
