@@ -15,8 +15,15 @@ PROFILE = "strict-v1/fma32-seq"
 NAMES = list(cases(ArrayOperators(PROFILE, torch.float32)))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+#: The interpreter takes seconds for these; their float32 form runs in conformance.
+SLOW = ("attention", "logprob", "lm_head", "gate_up", "row_linear")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(n, t) for n in NAMES for t in (torch.bfloat16, torch.float32) if t == torch.bfloat16 or n not in SLOW],
+    ids=str,
+)
 def test_kernels_and_arrays_have_one_backward(name: str, dtype: Any) -> None:
     kernels, arrays = KernelOperators(PROFILE, dtype), ArrayOperators(PROFILE, dtype)
     (function, shapes), (expected, _) = cases(kernels)[name], cases(arrays)[name]
