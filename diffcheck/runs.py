@@ -21,6 +21,7 @@ from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.recorded import write_recorded
 from diffcheck.capture.session import EngineSession
+from diffcheck.capture.switches import parse_switches
 from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
@@ -55,10 +56,13 @@ class RunSettings:
     top_p: float = 1.0
     top_k: int = 0
     overrides: tuple[Override, ...] = ()
+    #: Switches of the engine, NAME=VALUE; the rollout side's where there are two.
+    options: tuple[str, ...] = ()
     #: The train side's, where they are not the rollout's.
     train_phase: Phase | None = None
     train_tensor_parallel: int | None = None
     train_profile: str | None = None
+    train_options: tuple[str, ...] = ()
     #: Folder for traces and engine logs; None keeps none.
     keep: Path | None = None
     #: Find each side's contract at the first divergence.
@@ -75,6 +79,7 @@ class RunSettings:
             phase=self.train_phase or self.phase,
             tensor_parallel=self.train_tensor_parallel or self.tensor_parallel,
             profile=self.train_profile or self.profile,
+            options=self.train_options,
         )
 
 
@@ -136,9 +141,14 @@ def _check_sides(settings: RunSettings, rollout: str, train: str) -> None:
                 raise InputError(
                     f"{name}: a record holds logprobs and no operator's values", "roll out the samples with an engine"
                 )
-    for role, name in (("rollout", rollout), ("train", train)):
+    for role, name, switches in (("rollout", rollout, settings.options), ("train", train, settings.train_options)):
         if name in ENGINES:
+            parse_switches(name, switches, f"--{role}-option")
             continue
+        if switches:
+            raise InputError(
+                f"--{role}-option {switches[0]}: the {role} side is no live engine", "give options to a side that runs"
+            )
         for override in settings.overrides:
             if override.side == role:
                 raise InputError(
@@ -190,6 +200,7 @@ def engine_options(settings: RunSettings, model: LoadedModel, engine: str, sampl
         # last token.
         max_length=min(c.max_position_embeddings, -(-(longest + 1) // 64) * 64),
         max_sequences=max(8, min(len(samples), 64)),
+        extra=parse_switches(engine, settings.options, "option"),
     )
 
 
@@ -226,6 +237,10 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         RlkError: anything a user can mend.
     """
     if engine == RECORDED:
+        if settings.options or settings.overrides:
+            raise InputError(
+                f"--engine {RECORDED} runs no engine that could be changed", "leave --option, --override out"
+            )
         if settings.samples is None:
             raise InputError(f"--engine {RECORDED} needs a file with rollout_logprobs", "give it with --samples")
         return write_recorded(load_samples(settings.samples), settings.samples, out, overwrite=overwrite)

@@ -65,7 +65,8 @@ def _chunk(request: Request, own: Operators, logits: Tensor, rows: slice) -> tup
         keep = torch.cat(functions.gather_ranks(request.keep[rows], request.group), dim=-1)[:, : request.vocabulary]
         if not bool(keep.any(dim=-1).all()):
             raise RequestError("request.log_prob_keep_mask keeps no column of some row")
-        processed = torch.where(keep, processed, -torch.inf)
+        # As with top-k and top-p, no mask may hide a NaN: a row with one keeps it.
+        processed = torch.where(keep | processed.isnan().any(dim=-1, keepdim=True), processed, -torch.inf)
     logp = functions.LogProb.apply(own, processed, request.targets[rows], lambda value: value)
     if not request.entropy:
         return logp, None

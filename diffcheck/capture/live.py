@@ -20,6 +20,7 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.capture.switches import Switch, defaults
 from reference.models.config import ModelConfig
 
 #: Kind of the attention mask that every supported model has.
@@ -188,18 +189,13 @@ def effective_config(config: ModelConfig, options: EngineOptions) -> ModelConfig
     return replace(config, **overrides)
 
 
-def check_extra(options: EngineOptions, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine-specific switches: defaults ``known``, overridden by ``options.extra``.
+def check_extra(options: EngineOptions, known: Mapping[str, Switch]) -> dict[str, Any]:
+    """The engine-specific switches: defaults of ``known``, overridden by ``options.extra``.
 
     Raises:
         InputError: a switch that the engine does not have.
     """
-    for name in options.extra:
-        if name not in known:
-            raise InputError(
-                f"{options.engine}: option {name!r} is unknown", f"known options: {', '.join(known) or 'none'}"
-            )
-    return {**known, **options.extra}
+    return defaults(known, options.extra, options.engine)
 
 
 def flip_bits(name: str, tensor: Any, flips: Sequence[tuple[str, int, int]]) -> Any:

@@ -20,6 +20,7 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.switches import table_of
 
 _REMEDY = "write it as '[rollout/|train/]TARGET: FIELD=VALUE'; see rlk-diff localize --help"
 _PLAN_FIELDS: dict[str, type] = {
@@ -107,6 +108,11 @@ def _object(o: Override, options: EngineOptions, plan: CapturePlan) -> tuple[Eng
         if o.field == "temperature" and value <= 0:
             raise InputError(f"override {o.text!r}: temperature must be positive", _REMEDY)
         return options, replace(plan, **{o.field: value})
+    if o.field in table_of(options.engine):
+        raise InputError(
+            f"override {o.text!r}: {o.field} is a switch of {options.engine}, not of the object",
+            f"give it as --{o.side}-option {o.field}={o.value}",
+        )
     raise InputError(f"override {o.text!r}: object has no field {o.field!r}", f"fields: {', '.join(_OBJECT_FIELDS)}")
 
 

@@ -70,6 +70,9 @@ _RUN_OPTIONS: dict[str, Any] = {
     "top_k": Annotated[int, _run_option("--top-k", min=0, help="0: all.")],
     "override": Annotated[list[str] | None, _run_option("--override", help="Change one side on purpose; repeatable.")],
 }
+_switch = functools.partial(
+    typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
+)
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
@@ -115,6 +118,9 @@ def _settings(context: typer.Context) -> RunSettings:
     if given["temperature"] is not None and given["temperature"] <= 0:
         raise InputError(f"--temperature {given['temperature']} is not positive", "logprobs need T > 0")
     given["layers"] = _layer_range(given["layers"])
+    for name, field in (("rollout_option", "options"), ("option", "options"), ("train_option", "train_options")):
+        if name in given:
+            given[field] = tuple(given.pop(name) or ())
     given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
     return RunSettings(**{f.name: given[f.name] for f in fields(RunSettings) if f.name in given})
 
@@ -156,6 +162,8 @@ def localize(
         int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
     ] = None,
     train_profile: Annotated[str | None, typer.Option("--train-profile", help="The train side's, if another.")] = None,
+    rollout_option: Annotated[list[str] | None, _switch("--rollout-option")] = None,
+    train_option: Annotated[list[str] | None, _switch("--train-option")] = None,
 ) -> None:
     """Name the first boundary at which two engines diverge.
 
@@ -169,6 +177,7 @@ def localize(
       rlk-diff localize --rollout vllm --train vllm --phase prefill
       rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
+      rlk-diff localize --rollout-option max_num_batched_tokens=64 --train-option micro_batch=2
 
     Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
     """
@@ -189,6 +198,7 @@ def capture(
     out: Annotated[Path, typer.Option("--out", help="Trace folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
     samples_out: Annotated[Path | None, typer.Option("--samples-out", help="Write the finished samples.")] = None,
+    option: Annotated[list[str] | None, _switch("--option")] = None,
 ) -> None:
     """Record one engine's boundaries as a trace that can be compared elsewhere.
 
@@ -239,6 +249,27 @@ def compare(
 
             write_report(html, verdict, Trace(left), Trace(right), progress)
     _report(verdict, json_out, every)
+
+
+@app.command()
+def engines() -> None:
+    """List the switches of every engine: type, default, meaning.
+
+    [bold]Examples[/bold]
+
+      rlk-diff engines
+      rlk-diff localize --rollout-option max_num_batched_tokens=64 --train-option micro_batch=2
+      rlk-diff capture --engine vllm --option block_size=32 --out traces/rollout
+    """
+    from diffcheck.capture.switches import table_of
+
+    for engine in ENGINES:
+        table = Table("option", "type", "default", "meaning", title=engine, title_justify="left", box=None)
+        for name, switch in table_of(engine).items():
+            default = "the engine's" if switch.default is None else str(switch.default).lower()
+            meaning = f"{switch.meaning}: {', '.join(switch.choices)}" if switch.choices else switch.meaning
+            table.add_row(name, switch.kind.__name__, default, meaning)
+        Console().print(table)
 
 
 @app.command()

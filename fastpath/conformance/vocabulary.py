@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -120,15 +121,17 @@ def _processed() -> Iterable[Comparison]:
     for own in (contract, *(contract.override(path, value) for path, value in variants)):
         for tokens, vocabulary in ((3, 5), (2, 300)) if INTERPRETED else ((3, 5), (2, 300), (40, 5000)):
             x = np.round(_logits("normal", tokens, vocabulary))  # rounded, so that there are ties
-            for setting in settings:
-                expected = operators.processed_logits(x, own, **setting)
-                got = processed_logits(to_device(x), own, **setting)
-                yield compare(f"{tokens}x{vocabulary} {setting}", got, expected)
+            corrupted = x.copy()
+            corrupted[0, vocabulary // 2], corrupted[1, 1] = np.nan, np.inf
+            for (kind, given), setting in product((("", x), ("NaN ", corrupted)), settings):
+                expected = operators.processed_logits(given, own, **setting)
+                got = processed_logits(to_device(given), own, **setting)
+                yield compare(f"{kind}{tokens}x{vocabulary} {setting}", got, expected)
                 of: Any = gradients.gradient_contract(own)
                 dy, heat = values("wide", x.shape, "float32", 3), setting.get("temperature", 1.0)
                 back = processed_logits_backward(to_device(dy), got, heat, of)
                 want = gradients.processed_logits_backward(dy, expected, heat, of)
-                yield compare(f"{tokens}x{vocabulary} {setting} gradient", back, want)
+                yield compare(f"{kind}{tokens}x{vocabulary} {setting} gradient", back, want)
 
 
 def _fused(unit: str, dtype: str) -> Iterable[Comparison]:

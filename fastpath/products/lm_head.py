@@ -144,7 +144,7 @@ def lm_head_logprob_gradient(
     of_logits: Any = gradient_contract(contract)
     grad_x = torch.empty_like(x)
     sums = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
-    for rows in token_blocks(x.shape[0], weight.shape[0], logits_bytes):
+    for rows in token_blocks(x.shape[0], weight.shape[0], logits_bytes) if x.shape[0] else ():
         logits, _ = logits_and_maximum(x[rows], weight, head, lse)
         slopes = logprob_gradient(logits, targets[rows], value[rows], upstream[rows], of_logits, x.dtype)
         grad_x[rows] = input_gradient(slopes, weight, own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,14 @@ class Run:
         version = self.config.rollout_version(step)
         with self._timed("recompute"):
             answer = self._trainer.call("score", sequences=[_sequence(s) for s in samples], version=version)
-            gains = advantages(rewards, [s.prompt_index for s in samples])
+            check_scores(samples, answer["logprobs"], "trainer")
+            check_scores(samples, answer["reference"] or [[]] * len(samples), "frozen policy")
+            gains = advantages(
+                rewards,
+                [s.prompt_index for s in samples],
+                ddof=self.config.ddof,
+                scale=self.config.scale_rewards,
+            )
             records = [
                 Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
                 for s, logprobs, gain in zip(samples, answer["logprobs"], gains, strict=True)
@@ -355,6 +362,21 @@ def checked_answer(answer: dict[str, Any]) -> Generated:
             raise EngineError(f"sample {answer['id']}: the logprob of response token {position} is {value}", remedy)
     values = np.asarray(logprobs, np.float32)
     return Generated(answer["id"], tokens, values, answer["finish_reason"], answer["version"])
+
+
+def check_scores(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]], whose: str) -> None:
+    """Check that recomputed logprobs, a list a sample, can be learned from.
+
+    Raises:
+        EngineError: one is NaN or infinite.
+    """
+    for sample, values in zip(samples, logprobs, strict=True):
+        for position, value in enumerate(values):
+            if not math.isfinite(value):
+                raise EngineError(
+                    f"sample {sample.id}: the {whose}'s logprob of response token {position} is {value}",
+                    "nothing was learned from it: look for the fault with rlk-diff localize, then resume the run",
+                )
 
 
 def _response(sample: Sample) -> list[int]:

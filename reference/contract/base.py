@@ -40,7 +40,8 @@ class Choice:
 
     values: every allowed value, the default first.
     phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
-    equivalent: why some value never changes a bit ("" if every change shows on some input).
+    equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can give,
+        and no reason for a test, which finds an input on which the value does.
     given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
     """
 

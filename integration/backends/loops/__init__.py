@@ -123,7 +123,7 @@ def attention(
     q: Float32Array, positions: NDArray[np.int64], kv: KeyValues, contract: Any, *, scale: float | None = None
 ) -> Float32Array:
     """As `reference.operators.attention`."""
-    if not _follows(contract):
+    if not _follows(contract) or not len(q):
         return ops.attention(q, positions, kv, contract, scale=scale)
     return attention_result(q, positions, kv, contract, scale=scale).output
 
