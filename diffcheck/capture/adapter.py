@@ -17,7 +17,8 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
 
