@@ -23,6 +23,13 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path}: cannot be written", "choose another place")
 
 
+def disk_error(error: Exception, path: Path | None = None) -> dict[str, str]:
+    """Cause and remedy of what a file system refused, with the file where it is known."""
+    where = path or getattr(error, "filename", None) or "a file"
+    what = getattr(error, "strerror", None) or str(error).partition("I/O error: ")[2] or str(error)
+    return {"cause": f"{where}: {what}", "remedy": "free some space, or choose a place that can be written"}
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` so that readers see the old file or the new one, never half of it.
 

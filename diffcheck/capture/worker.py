@@ -7,7 +7,6 @@ and its chatter goes to a log file. Started by `diffcheck.capture.session`; the 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -18,11 +17,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from diffcheck.base.errors import EngineError, RlkError
+from diffcheck.base.files import disk_error
 from diffcheck.capture.adapter import Progress, open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-
-#: Option of prctl(2): the signal that this process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
 
 
 class _Replies:
@@ -86,15 +83,6 @@ def serve(open_served: Callable[[Any, Progress], Served]) -> None:
             served.close()
 
 
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent is gone: end of input is noticed only between two requests."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 class _Captures:
     """An adapter behind requests ``{"capture": plan}``."""
 
@@ -132,6 +120,8 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if "address already in use" in str(error).lower() or "eaddrinuse" in str(error).lower():
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
         return {"cause": f"port in use: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+    if isinstance(error, OSError) or "I/O error" in str(error):
+        return {**disk_error(error), "exit_code": 2, "trace": trace}
     remedy = "run again with --debug for the stack trace and the engine's own log"
     return {"cause": f"{type(error).__name__}: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
 

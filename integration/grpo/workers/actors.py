@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.session import Workers
-from diffcheck.capture.worker import die_with_parent, end, serve
+from diffcheck.capture.worker import end, serve
 from integration.grpo.config import GrpoConfig
 
 
@@ -110,7 +110,6 @@ class _Served:
 
 def main(make: Callable[[dict[str, Any]], Any]) -> None:
     """Run an actor in this process until its driver ends it, or ends."""
-    die_with_parent()
     serve(lambda options, _progress: _Served(make(options)))
     end()
 
