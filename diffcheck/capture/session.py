@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from diffcheck.base.errors import EngineDiedError, EngineError, ExitCode, RlkError
-from diffcheck.capture.adapter import CaptureResult, Progress
+from diffcheck.base.progress import Progress
+from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.trace.writer import remove_staging
 

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from diffcheck.base.errors import EngineError, RlkError
-from diffcheck.capture.adapter import Progress, open_adapter
+from diffcheck.base.progress import Progress
+from diffcheck.capture.adapter import open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 
 #: Option of prctl(2): the signal that this process gets when its parent ends.

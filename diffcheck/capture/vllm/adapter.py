@@ -11,8 +11,9 @@ from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, with_logprobs
+from diffcheck.capture.adapter import CaptureResult, package_versions, with_logprobs
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.strict import strict_path
