@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.progress import silent
+from diffcheck.base.serving import die_with_parent, end, serve
+from diffcheck.base.workers import Workers
 from diffcheck.capture.plan import EngineOptions
-from diffcheck.capture.session import Workers
-from diffcheck.capture.worker import die_with_parent, end, serve
 from integration.grpo.config import GrpoConfig
 
 
