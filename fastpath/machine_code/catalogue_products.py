@@ -14,10 +14,10 @@ from fastpath.machine_code.call import EPSILON, FEATURES, HIDDEN, VOCABULARY, Ca
 from fastpath.products.linear import input_gradient, linear, weight_gradient
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
+from fastpath.products.row_linear_norm import row_linear_norm
 from fastpath.rows.logprob import all_logprobs, logprob, logprob_gradient
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
-from fastpath.rows.row_linear_norm import row_linear_norm
 
 #: Numbers of tokens on either side of every choice that a schedule makes.
 TOKENS = (1, 8, 64, 128, 256, 4096)

@@ -1,6 +1,6 @@
 """A pass over vLLM's compiled graph: a row-parallel product and the norm that alone reads it become one operator.
 
-It is a change of launches only: `fastpath.rows.row_linear_norm` has the bits of the two one after the other.
+It is a change of launches only: `fastpath.products.row_linear_norm` has the bits of the two one after the other.
 """
 
 from __future__ import annotations
