@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+#: ``progress(what, done, total)``.
+Progress = Callable[[str, int, int], None]
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """For whoever does not watch."""
 
 
 class ProgressLine:
     """A context manager whose instances are `Progress` callbacks: ``line(what, done, total)``."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
+        self._progress = bars.Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             console=console,
@@ -38,4 +47,5 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()

@@ -13,14 +13,13 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import check_writable
-from diffcheck.base.progress import ProgressLine
-from diffcheck.capture.adapter import Progress
+from diffcheck.base.progress import Progress, ProgressLine, silent
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
@@ -59,7 +58,7 @@ def faults(
 
     Exit codes: 0 everything was named as expected, 1 something was not, 2 usage error.
     """
-    console = Console()
+    console = Terminal()
     if listed:
         console.print(_catalogue())
         return
@@ -75,7 +74,7 @@ def faults(
     with (
         ExitStack() as stack,
         tempfile.TemporaryDirectory(prefix="rlk-faults-") as folder,
-        ProgressLine(Console(stderr=True)) as progress,
+        ProgressLine(Terminal(stderr=True)) as progress,
     ):
         jobs = list(_jobs(name, engine, real, Path(folder), stack))
         for one in dict.fromkeys(job[0] for job in jobs):
@@ -150,7 +149,7 @@ def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack:
         return
     from diffcheck.faults import engines
 
-    live = stack.enter_context(engines.Engines(folder, lambda *_: None))
+    live = stack.enter_context(engines.Engines(folder, silent))
     for found, run in engines.chosen(name, engine):
         job = lambda found=found, run=run: engines.run_real(found, run, live)  # noqa: E731
         yield run.engine, found.name, engines.describe(run), job

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from fastpath._tensors import TRITON_TYPES, require_rows
 from fastpath.backend import UnsupportedError, launch, require_tensor
+from fastpath.collectives.merge import merge_parts
 from fastpath.primitives import div_rn, narrow, negative, pairs_tree, widen
-from fastpath.products.matmul import merge_parts
 from fastpath.rows.rms_norm import (
     LANES,
     RmsNormGradients,

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from integration.arrays import dtype_name, to_array, to_tensor
-from integration.backends import check_profile, reference_gradients
+from integration.backends import reference_gradients
 from integration.backends.array_gradients import ArrayGradients
-from integration.backends.interface import STRICT, Logsumexp
+from integration.backends.interface import STRICT, Logsumexp, check_profile
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
+from reference.gradients import gradient_contracts
 from reference.operators.kv_cache import DenseKeyValues, KeyValues
 
 Tensor = Any
@@ -38,7 +39,7 @@ class ArrayOperators(ArrayGradients):
         self.profile = find_profile(check_profile(profile))
         self.dtype = dtype
         name = dtype_name(dtype)
-        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **self.profile.gradients(name)}
+        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **gradient_contracts(self.profile, name)}
         self.calls: Counter[str] = Counter()
         #: The functions behind the operators: the reference's, or the same with compiled loops.
         self._ops: Any = _loops() if self.profile.name == STRICT[0] else ops

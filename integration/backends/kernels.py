@@ -24,11 +24,11 @@ from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
 from fastpath.rows.rope import RopeTable, rope_table
 from integration.arrays import dtype_name
-from integration.backends import check_profile
-from integration.backends.interface import BackendError, Logsumexp
+from integration.backends.interface import BackendError, Logsumexp, check_profile
 from integration.backends.kernel_gradients import KernelGradients
 from reference.contract.base import Contract
 from reference.contract.profiles import profile as find_profile
+from reference.gradients import gradient_contracts
 
 Tensor = Any
 #: Modules that define `torch.ops.rlk`; importing them is what registers the operators.
@@ -59,7 +59,7 @@ class KernelOperators(KernelGradients):
             raise BackendError(f"profile {self.profile.name}: {dtype} has no kernels; use bfloat16 or float32")
         self.dtype = dtype
         name = dtype_name(dtype)
-        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **self.profile.gradients(name)}
+        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **gradient_contracts(self.profile, name)}
         try:
             self._target = current_target()
         except UnsupportedError as error:

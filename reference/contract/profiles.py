@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reference import operators as _operators  # noqa: F401 - importing it registers every contract
-from reference.contract.base import BACKWARD, CONTRACTS, GRADIENTS, Contract, Value
-from reference.gradients import gradient_contract
+from reference.contract.base import CONTRACTS, Contract, Value
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,6 @@ class Profile:
     def contracts(self, dtype: str = "bfloat16") -> dict[str, Contract]:
         """Every operator's contract."""
         return {name: self.contract(name, dtype) for name in sorted(CONTRACTS)}
-
-    def gradients(self, dtype: str = "bfloat16") -> dict[str, Contract]:
-        """Every gradient's contract, under the operator's name and ``_backward``.
-
-        Raises:
-            ValueError: a profile that describes an engine: how it computes gradients is not modelled.
-        """
-        if not self.name.startswith("strict-"):
-            raise ValueError(f"profile {self.name!r} describes an engine; only strict profiles specify gradients")
-        operators = (name.removesuffix(BACKWARD) for name in sorted(GRADIENTS))
-        return {name + BACKWARD: gradient_contract(self.contract(name, dtype)) for name in operators}
 
 
 MATRIX_OPERATORS = ("linear", "row_linear", "lm_head", "attention")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from reference.contract.base import BACKWARD, GRADIENTS, Contract, Value, fields
+from reference.contract.profiles import Profile
 from reference.gradients._sums import bias_gradient
 from reference.gradients.attention import AttentionBackwardContract, AttentionGradients, attention_backward
 from reference.gradients.embedding import EmbeddingBackwardContract, embedding_backward
@@ -88,6 +89,7 @@ __all__ = [
     "embedding_backward",
     "entropy_backward",
     "gradient_contract",
+    "gradient_contracts",
     "linear_input_gradient",
     "linear_input_merge",
     "linear_input_partial",
@@ -101,3 +103,15 @@ __all__ = [
     "rope_backward",
     "swiglu_backward",
 ]
+
+
+def gradient_contracts(profile: Profile, dtype: str = "bfloat16") -> dict[str, Contract]:
+    """Every gradient's contract of ``profile``, under the operator's name and ``_backward``.
+
+    Raises:
+        ValueError: a profile that describes an engine: how it computes gradients is not modelled.
+    """
+    if not profile.name.startswith("strict-"):
+        raise ValueError(f"profile {profile.name!r} describes an engine; only strict profiles specify gradients")
+    operators = (name.removesuffix(BACKWARD) for name in sorted(GRADIENTS))
+    return {name + BACKWARD: gradient_contract(profile.contract(name, dtype)) for name in operators}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from reference.gradients._sums import (
 )
 from reference.operators._arguments import float_array, positive, same_shape
 from reference.operators._numerics import RSQRTS, narrow, quiet, rsqrt
-
-if TYPE_CHECKING:
-    from reference.gradients.qk_norm import QkNormBackwardContract
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def row_gradients(
     x: Float32Array,
     weight: Float32Array,
     epsilon: float,
-    contract: RmsNormBackwardContract | QkNormBackwardContract,
+    contract: Any,  # of the norm, or of the norm of heads, which has the same fields
     grad_residual: Float32Array | None = None,
 ) -> tuple[Float32Array, Float32Array]:
     """Gradient of ``x`` over the last axis, rounded, and x * r. Arguments are not checked."""

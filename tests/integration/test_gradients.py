@@ -20,6 +20,7 @@ from integration.backends.loops import gradients as loops  # noqa: E402
 from reference import operators as ops  # noqa: E402
 from reference.checks import Float32Array  # noqa: E402
 from reference.contract.profiles import profile  # noqa: E402
+from reference.gradients import gradient_contracts  # noqa: E402
 from reference.operators.attention import attention_result  # noqa: E402
 from reference.operators.kv_cache import DenseKeyValues  # noqa: E402
 from tests.integration.test_loops import DTYPES, VALUES, maker  # noqa: E402
@@ -28,7 +29,7 @@ Run = Callable[[Any], list[Float32Array]]
 
 
 def contract(operator: str, dtype: str) -> Any:
-    return profile("strict-v1/fma32-seq").gradients(dtype)[operator + "_backward"]
+    return gradient_contracts(profile("strict-v1/fma32-seq"), dtype)[operator + "_backward"]
 
 
 def runs(dtype: str, kind: str) -> dict[str, tuple[str, Run]]:

@@ -17,6 +17,7 @@ from integration.backends.reference_gradients import linear_input_merge, process
 from reference import gradients as spec
 from reference.checks import Float32Array
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contracts
 from reference.operators._numerics import narrow as rounded
 from reference.operators._numerics import row_sum
 from reference.operators._online_softmax import LOG2E
@@ -38,7 +39,7 @@ __all__ = [
 ]
 _PROFILE = profile("strict-v1/fma32-seq")
 #: Contracts that the kernels follow.
-_KNOWN = {c.contract_id for dtype in ("bfloat16", "float32") for c in _PROFILE.gradients(dtype).values()}
+_KNOWN = {c.contract_id for dtype in ("bfloat16", "float32") for c in gradient_contracts(_PROFILE, dtype).values()}
 #: Contracts that were looked at, by identity: hashing one costs more than the work of a small operator.
 _seen: dict[int, tuple[Any, bool]] = {}
 
