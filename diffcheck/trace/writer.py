@@ -19,6 +19,7 @@ from diffcheck.base.bits import UIntArray, digest_of_rows, row_digests
 from diffcheck.base.errors import TraceError
 from diffcheck.base.files import disk_error
 from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
+from reference.files import to_disk
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.
 FLUSH_BYTES = 128 << 20
@@ -100,9 +101,12 @@ class TraceWriter:
         header.files = dict(self._files)
         try:
             (self._staging / HEADER).write_text(header.to_json())
+            for path in (*self._staging.iterdir(), self._staging):
+                to_disk(path)
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             self._staging.rename(self.folder)
+            to_disk(self.folder.parent)
         except OSError as error:
             self.abort()
             raise TraceError(**disk_error(error, self.folder)) from None
