@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from diffcheck.base.errors import InputError
 from reference.files import write_atomically
@@ -22,11 +23,18 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path}: cannot be written", "choose another place")
 
 
-def disk_error(error: Exception, path: Path | None = None) -> dict[str, str]:
+class Told(NamedTuple):
+    """What a user is told of a fault."""
+
+    cause: str
+    remedy: str
+
+
+def disk_error(error: Exception, path: Path | None = None) -> Told:
     """Cause and remedy of what a file system refused, with the file where it is known."""
     where = path or getattr(error, "filename", None) or "a file"
     what = getattr(error, "strerror", None) or str(error).partition("I/O error: ")[2] or str(error)
-    return {"cause": f"{where}: {what}", "remedy": "free some space, or choose a place that can be written"}
+    return Told(f"{where}: {what}", "free some space, or choose a place that can be written")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -153,7 +153,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        raise InputError(**disk_error(error, folder.parent)) from None
+        raise InputError(*disk_error(error, folder.parent)) from None
     try:
         make(staging)
         staging.chmod(0o755)
@@ -162,7 +162,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         # Another process was faster: its result is the same.
         if not (folder / "config.json").is_file():
-            raise InputError(**disk_error(error, folder)) from None
+            raise InputError(*disk_error(error, folder)) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

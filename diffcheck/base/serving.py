@@ -106,7 +106,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
         return {"cause": f"port in use: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
     if isinstance(error, OSError) or "I/O error" in str(error):
-        return {**disk_error(error), "exit_code": 2, "trace": trace}
+        return {**disk_error(error)._asdict(), "exit_code": 2, "trace": trace}
     remedy = "run again with --debug for the stack trace and the engine's own log"
     return {"cause": f"{type(error).__name__}: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
 

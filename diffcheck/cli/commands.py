@@ -433,8 +433,8 @@ def _guarded(run: Callable[[], Any], stopped: Stopped) -> int:
             raise
         if isinstance(error, OSError):
             told = disk_error(error)
-            _tell("error:", "red", told["cause"])
-            _tell("remedy:", "dim", told["remedy"])
+            _tell("error:", "red", told.cause)
+            _tell("remedy:", "dim", told.remedy)
             return int(ExitCode.USAGE)
         _tell("internal error:", "red", f"{type(error).__name__}: {error}")
         _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")

@@ -109,7 +109,7 @@ class TraceWriter:
             to_disk(self.folder.parent)
         except OSError as error:
             self.abort()
-            raise TraceError(**disk_error(error, self.folder)) from None
+            raise TraceError(*disk_error(error, self.folder)) from None
 
     def abort(self) -> None:
         """Leave nothing behind."""
@@ -126,7 +126,7 @@ class TraceWriter:
             save_file(self._tensors, path)
         except (OSError, SafetensorError) as error:
             self.abort()
-            raise TraceError(**disk_error(error, self.folder / path.name)) from None
+            raise TraceError(*disk_error(error, self.folder / path.name)) from None
         self._files[path.name] = file_sha256(path)
         self._tensors, self._buffered = {}, 0
 
