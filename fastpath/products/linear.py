@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 
 from fastpath.backend import DTYPES, require_tensor
-from fastpath.products.matmul import merge_parts, product, require_contract, require_operands
+from fastpath.collectives.merge import merge_parts
+from fastpath.products.matmul import product, require_contract, require_operands
 from fastpath.products.schedules import Schedule
 from reference.operators.linear import LinearContract
 from reference.operators.row_linear import RowLinearContract
@@ -43,6 +44,21 @@ def linear(
     require_contract(contract, bias)
     output = require_operands(x, weight, contract, bias)
     return product(x, weight, contract, contract.partition.segments, output, bias, plan)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, contract: LinearContract) -> torch.Tensor:
+    """:func:`linear` without bias, up to the last merge, for a kernel that merges while it reads.
+
+    Returns:
+        The output, where this shape's schedule leaves nothing to merge; else float32 [parts, tokens, outputs], whose
+        balanced tree, rounded once, is the output.
+
+    Raises:
+        As :func:`linear`.
+    """
+    require_contract(contract, None)
+    output = require_operands(x, weight, contract, None)
+    return product(x, weight, contract, contract.partition.segments, output, merged=False)
 
 
 def input_contract(contract: LinearContract) -> LinearContract:

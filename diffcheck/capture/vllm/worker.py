@@ -20,13 +20,14 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
 from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import gather_ranks, live_digests
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
+from diffcheck.rows import expected_rows
 from reference.models.config import ModelConfig
 
 
