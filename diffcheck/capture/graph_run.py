@@ -71,5 +71,5 @@ def note_of(side: str, found: dict[str, Any]) -> str:
         return f"{side}: its CUDA graphs gave the same {found['compared']} logprobs, in bits ({modes})."
     return (
         f"{side}: its CUDA graphs gave other bits for {found['mismatch_count']} of {found['compared']} logprobs than "
-        f"the observed run, at most {found['max_abs_diff']:.3g} nats away ({modes}): the verdict is on the observed run."
+        f"the observed run, at most {found['max_abs_diff']:.3g} nats off ({modes}): the verdict is on the observed run."
     )
