@@ -14,9 +14,10 @@ from diffcheck.ablate import Side, ablate
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import built_in_samples, resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
-from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult
 from diffcheck.capture.matching import check_matches
 from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase

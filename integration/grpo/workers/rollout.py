@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diffcheck.base.errors import EngineError
+from diffcheck.base.progress import silent
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.vllm import Adapter
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
 from integration.grpo.workers.weights import read_weights
 from integration.vllm import following
 from integration.vllm.following import graphs_run
@@ -42,7 +43,7 @@ class Rollout:
                 max_sequences=config.max_sequences,
                 extra=_switches(config, int(options["max_length"])),
             ),
-            quiet,
+            silent,
         )
         vocabulary = range(self._adapter.config.vocab_size)
         self._allowed = [token for token in vocabulary if token not in hidden] if hidden else None
@@ -106,7 +107,7 @@ class Rollout:
 
     def capture(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a capture plan with the weights that are live."""
-        return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+        return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all rollouts of this engine so far."""

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.progress import silent
 from diffcheck.base.record import weight_digest
 from diffcheck.capture.megatron import Adapter
 from diffcheck.capture.megatron.weights import parameters
 from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
 from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
@@ -47,7 +48,7 @@ class Trainer:
                 options,
                 extra={"micro_batch": config.micro_batch, "threads": config.threads},
             ),
-            quiet,
+            silent,
         )
         top_p = config.top_p if config.top_p < 1 else None
         self._shaping = Shaping(config.temperature, config.top_k or None, top_p, tuple(options["hidden"]))
@@ -208,7 +209,7 @@ class Trainer:
     def capture(self, plan: dict[str, Any], version: int) -> dict[str, Any]:
         """Run a capture plan with a kept version."""
         with self._as(version):
-            return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+            return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all forwards of this trainer so far."""

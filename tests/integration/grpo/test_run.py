@@ -17,7 +17,7 @@ from rich.console import Console
 from diffcheck.base.errors import EngineError, ExitCode, InputError, RlkError
 from diffcheck.base.models import resolve_model
 from integration.grpo.buffer import Buffer, sample_id
-from integration.grpo.buffer.records import Sample
+from integration.grpo.buffer.records import Buffered
 from integration.grpo.config import GrpoConfig
 from integration.grpo.loop import Run, check_scores
 from integration.grpo.report.command import write
@@ -161,7 +161,7 @@ def test_a_spoilt_rollout_is_refused_and_the_run_goes_on_without_a_trace_of_it(
 def test_a_recomputed_logprob_that_is_no_number_is_named(value: float) -> None:
     prompt, seed = np.array([5, 6], np.int32), 1
     samples = [
-        Sample(sample_id(1, p, 0), 1, p, 0, "rewarded", 0, prompt, prompt, None, None, 1.0, None, "length", seed)
+        Buffered(sample_id(1, p, 0), 1, p, 0, "rewarded", 0, prompt, prompt, None, None, 1.0, None, "length", seed)
         for p in range(2)
     ]
     check_scores(samples, [[-1.0, 0.0], [-2.0, -3.0]], "trainer")
