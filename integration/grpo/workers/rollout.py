@@ -28,12 +28,13 @@ class Rollout:
     """A live vLLM.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens and
+            ``hidden`` ones, which are never drawn.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._config = config = GrpoConfig(**options["config"])
-        self._stop = list(options["stop"])
+        self._stop, hidden = list(options["stop"]), frozenset(options["hidden"])
         self._adapter = Adapter(
             engine_options(
                 "vllm",
@@ -44,6 +45,8 @@ class Rollout:
             ),
             silent,
         )
+        vocabulary = range(self._adapter.config.vocab_size)
+        self._allowed = [token for token in vocabulary if token not in hidden] if hidden else None
         self._files = WeightSync(self._adapter.llm, self._adapter.config)
         self._memory = InPlaceSync(self._adapter.llm, self._adapter.config)
         #: What the live weights came by.
@@ -145,6 +148,7 @@ class Rollout:
             detokenize=False,
             ignore_eos=True,
             stop_token_ids=self._stop,
+            allowed_token_ids=self._allowed,
         )
 
     def _count(self, facts: dict[str, Any]) -> None:
