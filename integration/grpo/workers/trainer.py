@@ -34,7 +34,8 @@ class Trainer:
     rollouts of its run still need.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``hidden`` tokens,
+            which rollouts never draw.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -49,7 +50,8 @@ class Trainer:
             ),
             silent,
         )
-        self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
+        top_p = config.top_p if config.top_p < 1 else None
+        self._shaping = Shaping(config.temperature, config.top_k or None, top_p, tuple(options["hidden"]))
         self._live = dict(self._adapter.model.named_parameters())
         self._device = next(iter(self._live.values())).device
         shared = [p.megatron for p in parameters(self._adapter.config) if p.layout == "replicated"]
