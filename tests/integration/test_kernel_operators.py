@@ -16,7 +16,7 @@ def test_kernels_behind_the_interface() -> None:
 
 @pytest.mark.exhaustive
 def test_a_real_megatron_has_one_backward(tmp_path: Path) -> None:
-    """Forward and backward of the model through the kernels, interpreted, against the arrays: every gradient in bits."""
+    """Forward and backward through the interpreted kernels, against the arrays: every gradient in bits."""
     import torch
 
     files = {which: tmp_path / f"{which}.pt" for which in ("arrays", "kernels")}
