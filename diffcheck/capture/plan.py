@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcheck.base.samples import Sample
-from diffcheck.capture.interventions import Intervention, intervention_from_json
+from diffcheck.capture.interventions import Intervention, received, sent
 
 Phase = Literal["decode", "prefill"]
 
@@ -86,7 +86,7 @@ class CapturePlan:
             "out": str(self.out),
             "computed": None if self.computed is None else str(self.computed),
             "samples": [s.to_json() for s in self.samples],
-            "interventions": [i.to_json() for i in self.interventions],
+            "interventions": [sent(i) for i in self.interventions],
         }
 
     @classmethod
@@ -99,7 +99,7 @@ class CapturePlan:
                 "samples": tuple(Sample.from_json(s) for s in data["samples"]),
                 "layers": tuple(data["layers"]) if data.get("layers") else None,
                 "changes": tuple(data.get("changes", ())),
-                "interventions": tuple(intervention_from_json(i) for i in data.get("interventions", ())),
+                "interventions": tuple(received(i) for i in data.get("interventions", ())),
             }
         )
 

@@ -11,45 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.base.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
+from diffcheck.base.bits import BoolArray, UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.interventions import Function, Intervention, Interventions
 from diffcheck.capture.matching import check_matches, words
 from diffcheck.capture.plan import CapturePlan
+from diffcheck.rows import Index, IntArray, Rows, planned
 from diffcheck.trace.schema import ALWAYS_STORED
 from diffcheck.trace.writer import TraceWriter
 
-IntArray = npt.NDArray[np.int64]
 #: Transport of one rank's slice to all ranks, in rank order. It moves bytes and never adds.
 Gather = Callable[[Any], Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which (sample, position) each row of an engine's tensor belongs to: two arrays [rows]. Rows with sample -1 are
-    padding.
-
-    ``position`` is the token's index in its sequence. What the engine fed to its rotary embedding belongs in the object
-    record.
-    """
-
-    sample: IntArray
-    position: IntArray
-
-    @classmethod
-    def of(cls, sample: int, positions: range) -> Rows:
-        return cls(np.full(len(positions), sample, np.int64), np.array(positions, np.int64))
-
-    @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
-        return cls(np.concatenate([p.sample for p in parts]), np.concatenate([p.position for p in parts]))
-
-    def take(self, index: IntArray | slice | npt.NDArray[np.bool_]) -> Rows:
-        return Rows(self.sample[index], self.position[index])
-
-    def __len__(self) -> int:
-        return int(self.sample.size)
 
 
 @dataclass
@@ -154,7 +127,7 @@ class Recorder:
 
     def will_not_see(self, rows: Rows, why: str) -> None:
         """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
-        self._absent.update(dict.fromkeys(zip(rows.sample.tolist(), rows.position.tolist(), strict=True), why))
+        self._absent.update(dict.fromkeys(rows.places(), why))
 
     def write(self, writer: TraceWriter, expected: dict[str, Rows], *, computed: bool = False) -> None:
         """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
@@ -260,10 +233,10 @@ class Recorder:
     def _note(self, intervention: Intervention, node: Boundary, rows: Rows, old: UIntArray, new: UIntArray) -> None:
         if id(intervention) in self._fired:
             return
-        planned = self._planned(node, rows)
-        if planned.any():
+        asked = self._planned(node, rows)
+        if asked.any():
             self._met.add(id(intervention))
-        if (old != new)[planned].any():
+        if (old != new)[asked].any():
             self._fired.add(id(intervention))
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
@@ -280,15 +253,9 @@ class Recorder:
         if self.plan.level != "digest" or node.name in ALWAYS_STORED:
             pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
 
-    def _planned(self, node: Boundary, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Rows of this plan: real samples, positions that something follows, and for the head those that predict a
-        response token.
-        """
-        keep = rows.sample >= 0
-        if node.rows == "response":
-            first = np.array([len(s.prompt_token_ids) - 1 for s in self.plan.samples], np.int64)
-            keep &= rows.position >= first[np.maximum(rows.sample, 0)]
-        return keep
+    def _planned(self, node: Boundary, rows: Rows) -> BoolArray:
+        # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
+        return planned(rows, self.plan.samples, node.rows, finished=False)
 
     def _stored_rows(self, rows: int) -> IntArray | None:
         if self.plan.level != "sampled":
@@ -298,20 +265,11 @@ class Recorder:
 
 def _order(pieces: _Pieces, expected: Rows) -> tuple[IntArray, tuple[int, int] | None]:
     """Where each expected row is among the arrived ones (the last arrival wins: a recomputed row replaces the
-    preempted one).
+    preempted one), and the first that has not arrived.
     """
-    sample, position = np.concatenate(pieces.sample), np.concatenate(pieces.position)
-    at = {(int(s), int(p)): i for i, (s, p) in enumerate(zip(sample, position, strict=True))}
-    order = np.empty(len(expected), np.int64)
-    for i, key in enumerate(zip(expected.sample.tolist(), expected.position.tolist(), strict=True)):
-        if key not in at:
-            return order, key
-        order[i] = at[key]
-    return order, None
-
-
-def expected_rows(samples: Sequence[Any]) -> dict[str, Rows]:
-    """Logical rows of finished samples (`base.samples.Sample`): row set -> rows ordered by (sample, position)."""
-    every = [Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)]
-    response = [Rows.of(i, s.response_positions) for i, s in enumerate(samples)]
-    return {"all": Rows.join(every), "response": Rows.join(response)}
+    arrived = Rows(np.concatenate(pieces.sample), np.concatenate(pieces.position))
+    order = Index(arrived).find(expected)
+    if not (absent := order < 0).any():
+        return order, None
+    first = int(absent.argmax())
+    return order, (int(expected.sample[first]), int(expected.position[first]))

@@ -17,9 +17,10 @@ from diffcheck.base.bits import bits_tensor
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.facts import Facts, mask_of
 from diffcheck.capture.live import (
     Checkpoint,
@@ -30,9 +31,10 @@ from diffcheck.capture.live import (
     object_record,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.rope import kept_positions, table_entry
 from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows, expected_rows
 from reference import operators as ops
 from reference.contract.profiles import profile as find_profile
 from reference.models.contracts import resolve_contracts

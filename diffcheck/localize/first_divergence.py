@@ -8,40 +8,34 @@ were not observed on both sides, the question passes to their own inputs, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.progress import Progress, silent
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
-from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.live_cause import live_causes
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
+from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    return None
-
 
 def localize(
     left: Trace,
     right: Trace,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     *,
     recorded: Sequence[Sequence[float] | None] | None = None,
 ) -> Verdict:
@@ -69,7 +63,7 @@ def localize(
 
 
 def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
-    evidence = {"left": _side(left.header), "right": _side(right.header)}
+    evidence = {"left": _side(left), "right": _side(right)}
     samples, theirs = samples_of(left), samples_of(right)
     mismatches = _unpaired(samples, theirs) or [
         *compare_versions(left.header.object, right.header.object, samples, theirs),
@@ -121,9 +115,9 @@ def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]
     return [Mismatch("samples", described(left, right), described(right, left))]
 
 
-def _side(header: Header) -> dict[str, object]:
+def _side(trace: Trace) -> dict[str, object]:
     keep = ("engine", "versions", "tensor_parallel", "dtype", "phase", "level", "evidence", "changed")
-    return {k: v for k, v in asdict(header).items() if k in keep}
+    return {k: v for k, v in asdict(trace.header).items() if k in keep} | {"warnings": trace.warnings}
 
 
 def graph_of(left: Header, right: Header) -> list[Boundary]:
@@ -143,10 +137,7 @@ class _Flow:
         self._rows = rows
         self._compared = compared
         self._suspect: dict[str, BoolArray] = {}
-        every, response = rows["all"], rows["response"]
-        at = {key: i for i, key in enumerate(zip(every.sample.tolist(), every.position.tolist(), strict=True))}
-        keys = zip(response.sample.tolist(), response.position.tolist(), strict=True)
-        self._response_in_all = np.array([at[key] for key in keys], np.int64)
+        self._response_in_all = Index(rows["all"]).find(rows["response"])
 
     def inputs_differ(self, node: Boundary) -> BoolArray:
         """[rows of node]: whether any observed value a row depends on, directly or through unobserved boundaries,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastpath import launches
-from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.attention import Pages, attention
 from fastpath.attention.kv_cache import write_cache
 from fastpath.autograd import inference, products, rows
 from fastpath.backend import UnsupportedError, current_target
@@ -24,10 +24,11 @@ from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
 from fastpath.rows.rope import RopeTable, rope_table
 from integration.arrays import dtype_name
-from integration.backends import check_profile
-from integration.backends.interface import BackendError, Logsumexp
+from integration.backends.interface import BackendError, Logsumexp, check_profile
+from integration.backends.kernel_gradients import KernelGradients
 from reference.contract.base import Contract
 from reference.contract.profiles import profile as find_profile
+from reference.gradients import gradient_contracts
 from reference.primitives import RopeParameters
 
 Tensor = Any
@@ -40,7 +41,7 @@ def _canonical(contract: Contract) -> str:
     return contract.to_json()
 
 
-class KernelOperators:
+class KernelOperators(KernelGradients):
     """`integration.backends.interface.Operators` by kernels; what an engine on a GPU needs beside it is here too.
 
     Args:
@@ -58,7 +59,8 @@ class KernelOperators:
         if dtype not in (torch.bfloat16, torch.float32):
             raise BackendError(f"profile {self.profile.name}: {dtype} has no kernels; use bfloat16 or float32")
         self.dtype = dtype
-        self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
+        name = dtype_name(dtype)
+        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **gradient_contracts(self.profile, name)}
         try:
             self._target = current_target()
         except UnsupportedError as error:
@@ -111,26 +113,24 @@ class KernelOperators:
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Norm over the last axis of ``x`` [..., hidden]."""
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _rows(x)
         return torch.ops.rlk.rms_norm(rows, weight, epsilon, self._text("rms_norm")).reshape(x.shape)
 
     def rms_norm_residual(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """`residual_add`, and `rms_norm` of that sum, in one kernel."""
-        shape = (-1, x.shape[-1])
         output, total = torch.ops.rlk.rms_norm_residual(
-            x.reshape(shape), residual.reshape(shape), weight, epsilon, self._text("rms_norm")
+            _rows(x), _rows(residual), weight, epsilon, self._text("rms_norm")
         )
         return output.reshape(x.shape), total.reshape(x.shape)
 
     def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Norm of every head of ``x`` [..., heads, head_dim]."""
-        heads = x.reshape(-1, *x.shape[-2:])
+        heads = _strided(x.reshape(-1, *x.shape[-2:]))
         return torch.ops.rlk.qk_norm(heads, weight, epsilon, self._text("qk_norm")).reshape(x.shape)
 
     def residual_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """x + residual, rounded once."""
-        shape = (-1, x.shape[-1])
-        total = torch.ops.rlk.residual_add(x.reshape(shape), residual.reshape(shape), self._text("residual_add"))
+        total = torch.ops.rlk.residual_add(_rows(x), _rows(residual), self._text("residual_add"))
         return total.reshape(x.shape)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -146,13 +146,13 @@ class KernelOperators:
         return self._product(x, weight, None, "lm_head")
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, operator: str) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _rows(x)
         y = torch.ops.rlk.linear_bias(rows, weight, bias, self._text(operator))
         return y.reshape(*x.shape[:-1], weight.shape[0])
 
     def row_linear_partial(self, x: Tensor, weight: Tensor, ranks: int) -> Tensor:
         """This rank's share of a row-parallel projection, float32."""
-        y = row_linear_partial(x.reshape(-1, x.shape[-1]), weight, self.contracts["row_linear"], ranks)
+        y = row_linear_partial(_rows(x), weight, self.contracts["row_linear"], ranks)
         return y.reshape(*x.shape[:-1], weight.shape[0])
 
     def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
@@ -187,12 +187,14 @@ class KernelOperators:
 
     def rotate(self, x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
         """``x`` [tokens, heads, head_dim] rotated by the angles of its positions."""
-        return torch.ops.rlk.rope(x, positions, table.cos, table.sin, self._text("rope"), False)
+        return torch.ops.rlk.rope(_strided(x), positions.contiguous(), table.cos, table.sin, self._text("rope"), False)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         shape = (-1, gate.shape[-1])
-        return torch.ops.rlk.swiglu(gate.reshape(shape), up.reshape(shape), self._text("swiglu")).reshape(gate.shape)
+        return torch.ops.rlk.swiglu(
+            _strided(gate.reshape(shape)), _strided(up.reshape(shape)), self._text("swiglu")
+        ).reshape(gate.shape)
 
     def processed_logits(
         self,
@@ -228,13 +230,7 @@ class KernelOperators:
         """
         if window is not None:
             raise BackendError(f"a window of {window} keys: the kernels of whole sequences attend to all keys")
-        length, batch = q.shape[:2]
-        # sequences end to end, in the order of the batch
-        packed = [x.transpose(0, 1).reshape(-1, *x.shape[2:]).contiguous() for x in (q, k, v)]
-        starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)[: batch + 1]
-        kv = Packed(packed[1], packed[2], starts)
-        output = attention(packed[0], starts, length, kv, self.contracts["attention"]).output
-        return output.reshape(batch, length, *q.shape[2:]).transpose(0, 1)
+        return self.causal_attention_result(q, k, v)[0]
 
     def write_cache(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         """Store ``key`` and ``value`` [tokens, KV heads, head_dim] at flat slots of ``cache`` [2, blocks, ...]."""
@@ -259,3 +255,16 @@ class KernelOperators:
 
 def _device() -> str:
     return "cpu" if current_target().runtime == "interpreter" else "cuda"
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` [..., features] as contiguous rows: an engine may hand on a view of any strides."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if torch.compiler.is_compiling() else rows.contiguous()
+
+
+def _strided(x: Tensor) -> Tensor:
+    """``x``, copied unless its rows are contiguous, at whatever distance: a slice of a packed projection stays one."""
+    if torch.compiler.is_compiling():  # vLLM's own views, which are such slices
+        return x
+    return x if x[0:1].is_contiguous() else x.contiguous()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
@@ -51,9 +52,13 @@ class StrictNorm(torch.nn.Module):  # type: ignore[misc]
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.eps = eps
         self._own = operators_of(config)
+        #: The ranks that share the heads.
+        self._group = None
+        if self._heads and config.tensor_model_parallel_size > 1:
+            self._group = parallel_state.get_tensor_model_parallel_group()
 
     def forward(self, x: Tensor) -> Tensor:
-        return functions.RmsNorm.apply(self._own, x, self.weight, self.eps, self._heads)
+        return functions.RmsNorm.apply(self._own, x, self.weight, self.eps, self._heads, self._group)
 
 
 class StrictHeadNorm(StrictNorm):
@@ -66,9 +71,12 @@ class StrictColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
     """q, k, v or gate, up of this rank."""
 
     _kind = "linear"
+    #: How many projections the weight holds one below the other.
+    joined = 1
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
-        return functions.Linear.apply(operators_of(self.config), input, weight, bias, self._kind, _group(self))
+        own, group = operators_of(self.config), _group(self)
+        return functions.Linear.apply(own, input, weight, bias, self._kind, group, self.joined)
 
 
 class StrictOutputLayer(StrictColumnParallelLinear):
@@ -113,6 +121,10 @@ class StrictCoreAttention(torch.nn.Module):  # type: ignore[misc]
 
 class StrictMLP(MLP):  # type: ignore[misc]
     """SwiGLU MLP."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.linear_fc1.joined = 2
 
     def forward(self, hidden_states: Tensor, per_token_scale: Any = None, **_: Any) -> tuple[Tensor, None]:
         joined, bias = self.linear_fc1(hidden_states)
@@ -193,12 +205,17 @@ def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
             raise TypeError("packed or interleaved RoPE has no strict path yet")
         length, batch, heads, dim = t.shape
         rope: LiveRope = config.rlk_rope
-        positions = rope.positions(freqs[:, 0, 0, 0]).repeat_interleave(batch)
-        table = own.rope_table(positions, int(freqs.shape[-1]), config.rlk_theta, length)
+        positions = rope.positions(freqs[:, 0, 0, 0])
+        given = None
         if (changed := rope.changed(freqs[:, 0, 0], float(mscale))) is not None:
-            table = own.given_table(*(part.repeat_interleave(batch, dim=0) for part in changed))
-        rows = tuple(torch.as_tensor(part) for part in table)
-        flat = t.reshape(-1, heads, dim)
-        return functions.Rope.apply(own, flat, positions, table, rows).reshape(length, batch, heads, dim)
+            given = own.given_table(*(part.repeat_interleave(batch, dim=0) for part in changed))
+        rows = positions[:, None].expand(length, batch).reshape(-1)
+        turned = int(freqs.shape[-1])
+        whole = t.reshape(-1, heads, dim)
+        part = whole if turned == dim else whole[..., :turned].contiguous()
+        rotated = functions.Rope.apply(own, part, rows, config.rlk_theta, freqs.shape[0], given)
+        if turned != dim:
+            rotated = torch.cat([rotated, whole[..., turned:]], dim=-1)
+        return rotated.reshape(length, batch, heads, dim)
 
     return apply

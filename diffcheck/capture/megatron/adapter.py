@@ -13,9 +13,10 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.facts import Facts, fold
 from diffcheck.capture.live import (
     Checkpoint,
@@ -31,10 +32,11 @@ from diffcheck.capture.megatron.build import build
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.rope import kept_positions, live_entry, table_entry
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows
 
 Tensor = Any
 #: Release series of megatron-core whose module tree is known here; one release of each is tested.
@@ -63,7 +65,7 @@ class Adapter:
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
         self.version = _check_version()
-        self._strict = strict_path(options)
+        self._strict = megatron_path(options)
         self.options = options
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.base.errors import InputError
+from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.live import torch_dtype
 from diffcheck.capture.plan import EngineOptions
 from reference.models.config import ModelConfig
@@ -67,7 +67,10 @@ def build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict
     if strict is None:
         layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
     else:
-        layers = strict.specification(settings, config.rope_base)
+        try:
+            layers = strict.specification(settings, config.rope_base, device=options.device)
+        except RuntimeError as error:
+            raise EngineError(f"megatron: {error}", "see rlk-diff doctor") from None
     model = GPTModel(
         settings,
         layers,

@@ -13,7 +13,8 @@ from typing import Any
 from diffcheck.capture.facts import CAUSAL, live_mask, mask_of, window_size
 from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -11,9 +11,10 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.facts import Facts, fold
 from diffcheck.capture.live import (
     Checkpoint,
@@ -25,9 +26,10 @@ from diffcheck.capture.live import (
     torch_dtype,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
 from diffcheck.capture.transformers.taps import TransformersTaps
+from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
 
 Tensor = Any
