@@ -15,13 +15,13 @@ import numpy as np
 
 from diffcheck.base.bits import DTYPES, to_float32
 from diffcheck.base.errors import InputError
+from diffcheck.base.facts import CAUSAL
 from diffcheck.base.record import ObjectRecord
+from diffcheck.base.rope import rope_fields
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
-from diffcheck.capture.facts import CAUSAL
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.rope import rope_fields
 from diffcheck.capture.switches import Switch, defaults
 from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from reference.models.config import ModelConfig
@@ -249,8 +249,8 @@ def object_record(
     Args:
         samples: responses included.
         weights: HF name -> digest of the live parameter.
-        rope_tables: of the live rotary embeddings, see `diffcheck.capture.rope`.
-        layers: facts of the live modules, see `diffcheck.capture.facts`.
+        rope_tables: of the live rotary embeddings, see `diffcheck.base.rope`.
+        layers: facts of the live modules, see `diffcheck.base.facts`.
         targets: tokens whose logprobs the engine really took, where it can be asked; else the samples' own.
         attention_mask: kind of the live mask.
     """

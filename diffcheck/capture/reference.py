@@ -16,12 +16,13 @@ import numpy as np
 from diffcheck.base.bits import bits_tensor
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
+from diffcheck.base.facts import Facts, mask_of
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
+from diffcheck.base.rope import kept_positions, table_entry
 from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
-from diffcheck.capture.facts import Facts, mask_of
 from diffcheck.capture.live import (
     Checkpoint,
     LiveInputs,
@@ -32,7 +33,6 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.rope import kept_positions, table_entry
 from diffcheck.capture.switches import Switch
 from diffcheck.rows import Rows, expected_rows
 from reference import operators as ops

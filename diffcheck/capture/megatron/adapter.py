@@ -12,12 +12,13 @@ from typing import Any
 
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.facts import Facts, fold
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
+from diffcheck.base.rope import kept_positions, live_entry, table_entry
 from diffcheck.base.samples import check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
-from diffcheck.capture.facts import Facts, fold
 from diffcheck.capture.live import (
     Checkpoint,
     Taps,
@@ -33,7 +34,6 @@ from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.rope import kept_positions, live_entry, table_entry
 from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
 from diffcheck.rows import Rows

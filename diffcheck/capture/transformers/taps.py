@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from diffcheck.capture.facts import CAUSAL, live_mask, mask_of
+from diffcheck.base.facts import CAUSAL, live_mask, mask_of
+from diffcheck.base.rope import KEPT, table_entry
 from diffcheck.capture.live import LiveInputs, Taps, observe
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.rope import KEPT, table_entry
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 

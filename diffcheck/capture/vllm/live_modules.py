@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.capture.facts import Facts, mask_of, window_size
-from diffcheck.capture.rope import kept_positions, live_entry, patterns, table_entry
+from diffcheck.base.facts import Facts, mask_of, window_size
+from diffcheck.base.rope import kept_positions, live_entry, patterns, table_entry
 from reference.checks import Float32Array
 
 Tensor = Any
