@@ -29,6 +29,7 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder, Rows
 from diffcheck.capture.strict import strict_path
@@ -81,6 +82,7 @@ class Adapter:
             progress("megatron: load", 1, 2)
             self.model = _build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
+            apply_patches(options.patches, self.model)
         except BaseException:
             self.close()
             raise

@@ -81,8 +81,10 @@ def prepare_environment(options: EngineOptions, *, graphs: bool = False) -> None
     """Defaults that must be set before vLLM is imported; the user's own win.
 
     Raises:
-        InputError: ``graphs`` on a CPU.
+        InputError: ``graphs`` on a CPU, or beside a patch.
     """
+    if graphs and options.patches:
+        raise InputError("vllm: a replayed CUDA graph runs no patch", "leave --patch or the option graphs out")
     if graphs:
         if options.device == "cpu":
             raise InputError("vllm: a CPU has no CUDA graphs", "leave the option graphs out")
