@@ -30,8 +30,9 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows, expected_rows
 from reference.contract.profiles import profile as find_profile
 from reference.models.qwen3 import Sampling, forward
 from reference.models.rows import interleaved_tables

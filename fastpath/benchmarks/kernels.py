@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import current_target
-from fastpath.benchmarks.contests import COPIES, ROTATION, Contest
+from fastpath.benchmarks.contest import COPIES, ROTATION, Contest
 from fastpath.rows.qk_norm import qk_norm
 from fastpath.rows.qk_norm_rope import qk_norm_rope
 from fastpath.rows.residual_add import residual_add

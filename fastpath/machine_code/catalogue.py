@@ -6,58 +6,39 @@ head_dim 128, 12288 features), so that code is what a user launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
 from fastpath.attention.attention import AttentionResult, Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.attention.kv_cache import write_cache
-from fastpath.backend import DTYPES, TARGETS
+from fastpath.backend import DTYPES
+from fastpath.machine_code.call import (
+    EPSILON,
+    FEATURES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCABULARY,
+    Call,
+    contract,
+    empty,
+)
+from fastpath.machine_code.catalogue_products import product_calls
 from fastpath.rows.embedding import embedding, embedding_backward
 from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
-from fastpath.rows.qk_norm_rope import qk_norm_rope
+from fastpath.rows.qk_norm_rope import packed_qk_norm_rope, qk_norm_rope
 from fastpath.rows.residual_add import residual_add
 from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import RopeTable, rope
 from fastpath.rows.swiglu import swiglu, swiglu_backward
-from reference.contract.profiles import profile
-
-HIDDEN, FEATURES, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 12288, 32, 8, 128, 151936
-EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class Call:
-    """One use of an operator, on tensors of the device ``meta``."""
-
-    name: str
-    run: Callable[[], Any]
-    #: Arithmetic profile; a target that lacks it refuses the call.
-    unit: str = "fma32-seq"
-
-    def required_on(self, arch: str) -> bool:
-        """Whether ``arch`` must be able to run it."""
-        return self.unit in TARGETS[arch].units
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor without data."""
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def contract(operator: str, dtype: str, unit: str = "fma32-seq") -> Any:
-    """The strict contract of ``operator``."""
-    return profile(f"strict-v1/{unit}").contract(operator, dtype)
 
 
 def calls() -> list[Call]:
     """Every call, in the order of the report."""
-    from fastpath.machine_code.catalogue_products import product_calls  # it imports what a call is from here
-
     return [*_row_calls(), *_attention_calls(), *product_calls()]
 
 
@@ -106,6 +87,9 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
     yield Call(
         f"embedding/{name}/backward", lambda: embedding_backward(x, ids, VOCABULARY, contract("embedding", name))
     )
+    qkv = empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
+    packed = (qkv, head_weight, head_weight, ids, table, HEADS, KV_HEADS, EPSILON, norm, contract("rope", name))
+    yield Call(f"packed_qk_norm_rope/{name}", partial(packed_qk_norm_rope, *packed))
     yield Call(f"kv_cache/{name}", lambda: write_cache(keys, keys, ids, cache, cache, contract("kv_cache", name)))
 
 

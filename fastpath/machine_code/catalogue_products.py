@@ -10,11 +10,11 @@ import torch
 
 from fastpath.backend import DTYPES
 from fastpath.collectives.all_reduce import merge_ranks
-from fastpath.machine_code.catalogue import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
+from fastpath.machine_code.call import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
 from fastpath.products.linear import input_gradient, linear, weight_gradient
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
-from fastpath.rows.logprob import logprob, logprob_gradient
+from fastpath.rows.logprob import all_logprobs, logprob, logprob_gradient
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
 
@@ -86,12 +86,14 @@ def _vocabulary() -> Iterator[Call]:
     for formula in ("x - lse", "(x - max) - log(sum)"):
         own = of["logprob"].override("order.formula", formula)
         yield Call(f"logprob/{formula}", partial(logprob, logits, targets, lse, own))
+        yield Call(f"all_logprobs/{formula}", partial(all_logprobs, logits, lse, own))
     for name, dtype in DTYPES.items():
         gradient = partial(logprob_gradient, logits, targets, column, column, of["logprob"], dtype)
         yield Call(f"logprob/{name}/gradient", gradient)
     for order in ("ascending", "descending"):
         own = of["processed_logits"].override("order.top_p", order)
         yield Call(f"processed_logits/{order}", partial(processed_logits, logits, own, 0.7, 40, 0.9))
+        yield Call(f"processed_logits/{order}/by-row", partial(processed_logits, logits, own, column, targets, column))
     for ranks in (2, 3, 4, 8):
         partials = empty(ranks, 64, HIDDEN, dtype=torch.float32)
         yield Call(f"all_reduce/{ranks}", partial(merge_ranks, partials, of["all_reduce"]))

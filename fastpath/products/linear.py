@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 
 from fastpath.backend import DTYPES, require_tensor
-from fastpath.products.matmul import merge_parts, product, require_contract, require_operands
+from fastpath.collectives.merge import merge_parts
+from fastpath.products.matmul import product, require_contract, require_operands
 from fastpath.products.schedules import Schedule
 from reference.operators.linear import LinearContract
 from reference.operators.row_linear import RowLinearContract

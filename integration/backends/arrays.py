@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from integration.arrays import dtype_name, to_array, to_tensor
-from integration.backends import check_profile
-from integration.backends.interface import STRICT, Logsumexp
+from integration.backends.interface import STRICT, Logsumexp, check_profile
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from reference.contract.profiles import profile as find_profile
+
 Tensor = Any
 #: A weight as an implementation reads it fastest: made by `Operators.weight`, opaque to everybody else.
 Weight = Any
@@ -141,3 +143,15 @@ class Operators(Protocol):
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of whole sequences: ``q`` [tokens, batch, heads, head_dim], ``k`` and ``v`` with their KV heads."""
         ...
+
+
+def check_profile(profile: str) -> str:
+    """``profile``, if engines can follow it.
+
+    Raises:
+        ValueError: an unknown profile, or one that describes an engine.
+    """
+    name: str = find_profile(profile).name
+    if name not in STRICT:
+        raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
+    return name

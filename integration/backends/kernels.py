@@ -24,8 +24,7 @@ from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
 from fastpath.rows.rope import RopeTable, rope_table
 from integration.arrays import dtype_name
-from integration.backends import check_profile
-from integration.backends.interface import BackendError, Logsumexp
+from integration.backends.interface import BackendError, Logsumexp, check_profile
 from reference.contract.base import Contract
 from reference.contract.profiles import profile as find_profile
 

@@ -389,23 +389,29 @@ def _sequence(sample: Sample) -> dict[str, Any]:
     return {"id": sample.id, "prompt": sample.prompt_token_ids.tolist(), "response": _response(sample)}
 
 
+#: What a run that was killed before it had its configuration leaves: nobody's work.
+_OF_A_START = ("samples.sqlite", "samples.sqlite-wal", "samples.sqlite-shm", "evidence.json", "checkpoints")
+
+
 def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> bool:
     """Make the folder, or check that what is in it is this run.
 
     Returns:
         Whether a step of it was ever finished.
     """
+    found = stored_config(out)
+    if found is None and resume:
+        raise InputError(f"{out}: holds no run that could go on", "give the folder of a run, or leave --resume out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}", "choose another --out") from None
-    found = stored_config(out)
     steps = out / "steps.jsonl"
     is_begun = (steps.exists() and steps.stat().st_size > 0) or any((out / "checkpoints").glob("step-*"))
     if found is not None and is_begun:
         if not resume:
             raise InputError(f"{out}: holds a run already", "go on with --resume, or choose another --out")
         check_continues(found, config)
-    elif found is None and any(out.iterdir()) and not resume:
+    elif found is None and any(path.name not in _OF_A_START for path in out.iterdir()):
         raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
     return is_begun

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import fused_multiply_add
 from reference.checks import Float32Array
+from reference.operators._attention_contract import AttentionContract
 from reference.operators._numerics import ATTENTION_EXPS, k_order, narrow, quiet, row_sum, unit_dot
 from reference.operators.kv_cache import KeyValues
-
-if TYPE_CHECKING:
-    from reference.operators.attention import AttentionContract
 
 LOG2E = float.fromhex("0x1.71547652b82fep+0")
 ZERO, ONE, NEVER = np.float32(0), np.float32(1), np.float32(-np.inf)

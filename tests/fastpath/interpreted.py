@@ -14,9 +14,9 @@ from fastpath import primitives
 from fastpath.autograd import products as autograd_products
 from fastpath.backend import UnsupportedError, current_target, record
 from fastpath.collectives.all_reduce import merge_ranks
+from fastpath.collectives.merge import left_leaves
 from fastpath.products.linear import linear
 from fastpath.products.lm_head import lm_head_logprob
-from fastpath.products.matmul import left_leaves
 from fastpath.products.row_linear import row_linear, row_linear_partial
 from fastpath.products.schedules import Schedule
 from fastpath.rows.logprob import logprob, logprob_gradient

@@ -31,9 +31,10 @@ from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
 from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -26,9 +26,10 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
 from diffcheck.capture.transformers.taps import TransformersTaps
+from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
 
 Tensor = Any

@@ -40,12 +40,13 @@ EXTRA: dict[str, Switch] = {
         "on a GPU: compile, and replay CUDA graphs of whole decodes and of pieces of everything else; captures that "
         "observe more than logprobs then run the same model eagerly",
     ),
+    "graph_sizes": Switch(list, None, "numbers of tokens to capture graphs for; fewer start faster, and pad more"),
     "logprobs_mode": Switch(
         str, None, "logprobs of the model's distribution, or after temperature, top-k and top-p", LOGPROBS_MODES
     ),
 }
 #: Switches that vLLM takes inside a larger configuration, or not at all.
-_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "max_num_seqs", "graphs")
+_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "max_num_seqs", "graphs", "graph_sizes")
 #: What a run with graphs asks of vLLM.
 GRAPHS = "FULL_AND_PIECEWISE"
 
@@ -139,6 +140,8 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
         compilation["custom_ops"] = list(extra["custom_ops"])
     if extra["graphs"]:
         compilation["cudagraph_mode"] = GRAPHS
+        if extra["graph_sizes"]:
+            compilation["cudagraph_capture_sizes"] = [int(size) for size in extra["graph_sizes"]]
     if compilation:
         chosen["compilation_config"] = compilation
     try:

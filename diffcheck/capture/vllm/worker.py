@@ -21,13 +21,14 @@ from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
 from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
-from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
+from diffcheck.capture.vllm.loader import gather_ranks, live_digests
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
+from diffcheck.rows import expected_rows
 from reference.models.config import ModelConfig
 
 
@@ -125,7 +126,7 @@ class Capture:
         nobody can read, was last given.
         """
         if self._strict is None:
-            return dict(getattr(self._model, DIGESTS))
+            return live_digests(self._model, self._live.config)
         digests: dict[str, str] = self._strict.weight_digests(self._worker, self._live.config)
         return digests
 
