@@ -10,13 +10,14 @@ import torch
 
 from fastpath.backend import DTYPES
 from fastpath.collectives.all_reduce import merge_ranks
-from fastpath.machine_code.call import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
+from fastpath.machine_code.call import EPSILON, FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
 from fastpath.products.linear import input_gradient, linear, weight_gradient
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
 from fastpath.rows.logprob import all_logprobs, logprob, logprob_gradient
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
+from fastpath.rows.row_linear_norm import row_linear_norm
 
 #: Numbers of tokens on either side of every choice that a schedule makes.
 TOKENS = (1, 8, 64, 128, 256, 4096)
@@ -30,6 +31,7 @@ def product_calls() -> Iterator[Call]:
         for name in DTYPES if unit == "fma32-seq" else ("bfloat16",):
             yield from _layers(unit, name)
             yield from _gradients(unit, name)
+            yield from _row_norm(unit, name)
             yield from _head(unit, name)
     yield from _vocabulary()
 
@@ -62,6 +64,14 @@ def _gradients(unit: str, name: str) -> Iterator[Call]:
             label = f"{operator}/{unit}/{name}/{tokens}"
             yield Call(f"{label}/input-gradient", partial(input_gradient, grad, w, own), unit)
             yield Call(f"{label}/weight-gradient", partial(weight_gradient, grad, x, own), unit)
+
+
+def _row_norm(unit: str, name: str) -> Iterator[Call]:
+    dtype, norm = DTYPES[name], contract("rms_norm", name)
+    x, weight = empty(8, FEATURES, dtype=dtype), empty(HIDDEN, FEATURES, dtype=dtype)
+    arguments = (x, weight, empty(8, HIDDEN, dtype=dtype), empty(HIDDEN, dtype=dtype), EPSILON)
+    run = partial(row_linear_norm, *arguments, contract("row_linear", name, unit), norm)
+    yield Call(f"row_linear_norm/{unit}/{name}", run, unit)
 
 
 def _head(unit: str, name: str) -> Iterator[Call]:

@@ -46,6 +46,21 @@ def linear(
     return product(x, weight, contract, contract.partition.segments, output, bias, plan)
 
 
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, contract: LinearContract) -> torch.Tensor:
+    """:func:`linear` without bias, up to the last merge, for a kernel that merges while it reads.
+
+    Returns:
+        The output, where this shape's schedule leaves nothing to merge; else float32 [parts, tokens, outputs], whose
+        balanced tree, rounded once, is the output.
+
+    Raises:
+        As :func:`linear`.
+    """
+    require_contract(contract, None)
+    output = require_operands(x, weight, contract, None)
+    return product(x, weight, contract, contract.partition.segments, output, merged=False)
+
+
 def input_contract(contract: LinearContract) -> LinearContract:
     """The contract of x's gradient: row parallel for a column-parallel layer, and the other way round."""
     shared = {"domain.input": contract.domain.input, "primitives.unit": contract.primitives.unit}

@@ -132,6 +132,7 @@ def product(
     bias: torch.Tensor | None = None,
     plan: schedules.Schedule | None = None,
     sums: torch.Tensor | None = None,
+    merged: bool = True,
 ) -> torch.Tensor:
     """x @ weight^T in ``segments`` segments of K, rounded once to ``output``. Shapes and dtypes are not checked here.
 
@@ -142,8 +143,10 @@ def product(
         plan: a schedule to use instead of the one for this shape: no schedule changes a bit.
         sums: float32 [tokens, outputs]: a single chain goes on from them, and leaves its sums there.
 
+        merged: whether sums of segments in a workspace are merged; else they are what is returned.
+
     Returns:
-        [tokens, outputs], contiguous.
+        [tokens, outputs], contiguous; not merged, where the schedule has a workspace: float32 [parts, tokens, outputs].
 
     Raises:
         UnsupportedError: this target has no such matrix unit.
@@ -172,6 +175,8 @@ def product(
         matmul_hopper.launch_persistent(x, weight, added, partial, segment, parts, plan, contract)
     else:
         _launch_tiles(x, weight, added, partial, segment, parts, plan, contract)
+    if parts > 1 and not merged:
+        return partial
     if parts > 1:
         merge_parts(partial, out, bias, contract)
     return out

@@ -62,6 +62,15 @@ def paged(own: Any) -> Tensor:
     return out
 
 
+def product_and_norm(own: Any) -> Tensor:
+    """A row-parallel product and the norm after it; of the kernels in one operator, merged where the norm reads."""
+    x, weight, residual, norm = random(5, 64), random(48, 64), random(5, 48), random(48)
+    if own is ARRAYS:
+        return torch.cat(own.rms_norm_residual(own.row_linear(x, own.weight(weight)), residual, norm, EPSILON))
+    texts = [own.contracts[name].to_json() for name in ("row_linear", "rms_norm")]
+    return torch.cat(torch.ops.rlk.row_linear_norm(x, weight, residual, norm, EPSILON, *texts))
+
+
 CASES: dict[str, Any] = {
     "rms_norm": lambda own: own.rms_norm(random(5, 64), random(64), EPSILON),
     "rms_norm_residual": lambda own: torch.cat(
@@ -74,6 +83,7 @@ CASES: dict[str, Any] = {
     "row_linear_merge": lambda own: own.row_linear_merge(
         [own.row_linear_partial(random(5, 64), own.weight(random(48, 64)), 1)], random(48)
     ),
+    "row_linear_norm": product_and_norm,
     "lm_head": lambda own: own.lm_head(random(5, 64), own.weight(random(48, 64))),
     "rope": lambda own: rotated(own, random(5, HEADS, DIM)),
     "packed_qk_norm_rope": packed,
@@ -129,3 +139,29 @@ def test_what_no_kernel_computes_is_refused_by_name() -> None:
         KernelOperators(PROFILE, torch.float16)
     with pytest.raises(BackendError, match="nothing computes it on device xpu"):
         operators_for(PROFILE, torch.float32, "xpu")
+
+
+def test_a_product_and_its_norm_become_one_operator_only_where_nobody_else_reads_the_product() -> None:
+    from integration.vllm.fusion import fuse
+
+    texts = [KERNELS.contracts[name].to_json() for name in ("row_linear", "rms_norm", "linear")]
+
+    def graph_of(product: int, shown: bool) -> Any:
+        graph = torch.fx.Graph()
+        x, weight, residual, norm = (graph.placeholder(name) for name in ("x", "weight", "residual", "norm"))
+        y = graph.call_function(torch.ops.rlk.linear_bias.default, (x, weight, None, texts[product]))
+        y = graph.call_function(torch.ops.aten.view.default, (y, [5, 48]))
+        found = graph.call_function(torch.ops.rlk.rms_norm_residual.default, (y, residual, norm, EPSILON, texts[1]))
+        graph.output((found, y) if shown else (found,))
+        return graph
+
+    operands = (random(5, 64), random(48, 64), random(5, 48), random(48))
+    for product, shown, fused in ((0, False, True), (0, True, False), (2, False, False)):
+        graph = graph_of(product, shown)
+        plain = torch.fx.GraphModule({}, graph)(*operands)[0]
+        fuse(graph)
+        graph.lint()
+        names = [str(node.target) for node in graph.nodes]
+        assert ("rlk.row_linear_norm.default" in names) is fused
+        for left, right in zip(plain, torch.fx.GraphModule({}, graph)(*operands)[0], strict=True):
+            assert torch.equal(left.view(torch.int32), right.view(torch.int32))
