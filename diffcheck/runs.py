@@ -13,6 +13,7 @@ from pathlib import Path
 from diffcheck.ablate import Side, ablate
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
+from diffcheck.base.model_notes import model_notes
 from diffcheck.base.models import built_in_samples, resolve_model
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
@@ -398,6 +399,9 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
             if settings.ablate:
                 _ablate(verdict, sides, model, settings, progress)
                 timings.mark("ablate")
+        if any(side.session for side in sides.values()):
+            folder_of_model, _ = resolve_model(settings.model)
+            verdict.notes += model_notes(folder_of_model, settings.dtype)
         verdict.evidence["seconds"] = timings.seconds
         if settings.html:
             from diffcheck.report.html import write_report
