@@ -15,9 +15,10 @@ from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.model_notes import model_notes
 from diffcheck.base.models import built_in_samples, resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
-from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult
 from diffcheck.capture.matching import check_matches
 from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.patches import Patch

@@ -27,16 +27,12 @@ class Entropy(torch.autograd.Function):  # type: ignore[misc]
         lse = own.logsumexp(logits)
         value = own.entropy(logits, lse)
         ctx.save_for_backward(logits, lse.value, value)
+        ctx.own = own
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """dH / dx = -p (log p + H)."""
-        logits, lse, value = ctx.saved_tensors
-        log_p = logits - lse[:, None]
-        dlogits = -torch.exp(log_p) * (log_p + value[:, None])
-        # A masked column has p = 0, and 0 times -inf is no gradient.
-        return None, dlogits.masked_fill(torch.isneginf(logits), 0.0) * grad[:, None]
+        return None, ctx.own.entropy_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
 def linear_logp(request: Request, own: Operators) -> tuple[Tensor, Tensor | None]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from diffcheck.base.errors import InputError
+from reference.files import write_atomically
 
 
 def check_writable(path: Path) -> None:
@@ -29,17 +28,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         InputError: the disk is full or the folder cannot be written.
     """
-    name = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            name = stream.name
-            stream.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        write_atomically(path, text)
     except OSError as error:
-        if name is not None:
-            with suppress(OSError):
-                Path(name).unlink()
         raise InputError(f"{path}: {error.strerror}", "free some space, or choose another place") from None

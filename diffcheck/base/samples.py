@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.files import write_text
 from diffcheck.base.recorded import check_recorded
 
 #: Fields that only our own traces hold.
@@ -161,12 +162,14 @@ def load_samples(path: Path) -> list[Sample]:
 
 
 def save_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write JSON lines atomically."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """Write JSON lines atomically.
+
+    Raises:
+        InputError: the disk is full or the folder cannot be written.
+    """
     # What was recorded elsewhere stays in the file it came in; here the logprobs are the engine's own.
     rows = [{k: v for k, v in s.to_json().items() if k not in _OURS} for s in samples]
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check_samples(samples: Sequence[Sample], vocab_size: int, max_length: int, *, scored: bool) -> None:

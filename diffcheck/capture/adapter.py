@@ -7,13 +7,13 @@ tree and nothing about traces: it gives tensors to a `Recorder` and fills an `Ob
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.patches import Patch
@@ -22,9 +22,6 @@ from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
-
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
 
 #: Engine name -> module with a class ``Adapter``.
 ENGINES = {

@@ -17,9 +17,10 @@ from diffcheck.base.bits import bits_tensor
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
     LiveInputs,

@@ -19,8 +19,7 @@ from rich.text import Text
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import check_writable
-from diffcheck.base.progress import ProgressLine
-from diffcheck.capture.adapter import Progress
+from diffcheck.base.progress import Progress, ProgressLine, silent
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
@@ -150,7 +149,7 @@ def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack:
         return
     from diffcheck.faults import engines
 
-    live = stack.enter_context(engines.Engines(folder, lambda *_: None))
+    live = stack.enter_context(engines.Engines(folder, silent))
     for found, run in engines.chosen(name, engine):
         job = lambda found=found, run=run: engines.run_real(found, run, live)  # noqa: E731
         yield run.engine, found.name, engines.describe(run), job

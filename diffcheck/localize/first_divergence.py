@@ -8,7 +8,7 @@ were not observed on both sides, the question passes to their own inputs, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.progress import Progress, silent
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
@@ -30,18 +31,11 @@ from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    return None
-
 
 def localize(
     left: Trace,
     right: Trace,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     *,
     recorded: Sequence[Sequence[float] | None] | None = None,
 ) -> Verdict:

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from diffcheck.base.bits import UIntArray, digest_of_rows, row_digests
 from diffcheck.base.errors import TraceError
 from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
+from reference.files import to_disk
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.
 FLUSH_BYTES = 128 << 20
@@ -98,9 +99,12 @@ class TraceWriter:
         header.files = dict(self._files)
         try:
             (self._staging / HEADER).write_text(header.to_json())
+            for path in (*self._staging.iterdir(), self._staging):
+                to_disk(path)
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             self._staging.rename(self.folder)
+            to_disk(self.folder.parent)
         except OSError as error:
             raise TraceError(f"{self.folder}: {error.strerror}", "free some space, or choose another folder") from None
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fastpath.autograd.products import _contract
 from fastpath.backend import DTYPES
 from fastpath.products import linear as _linear
+from fastpath.products import row_linear_norm as _row_linear_norm
 from fastpath.rows import qk_norm_rope as _qk_norm_rope
-from fastpath.rows import row_linear_norm as _row_linear_norm
 from fastpath.rows.rope import RopeTable
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fastpath.backend import TARGETS
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 HIDDEN, FEATURES, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 12288, 32, 8, 128, 151936
 EPSILON = 1e-6
@@ -37,3 +38,8 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def contract(operator: str, dtype: str, unit: str = "fma32-seq") -> Any:
     """The strict contract of ``operator``."""
     return profile(f"strict-v1/{unit}").contract(operator, dtype)
+
+
+def gradient(operator: str, dtype: str, unit: str = "fma32-seq") -> Any:
+    """The strict contract of the gradient of ``operator``."""
+    return gradient_contract(contract(operator, dtype, unit))

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from fastpath.backend import launch, require_fields, require_tensor
 from fastpath.primitives import div_rn, exp, pairs_tree
+from reference.gradients import ProcessedLogitsBackwardContract
 from reference.operators.processed_logits import ProcessedLogitsContract
 
 
@@ -31,6 +32,17 @@ def scale_kernel(
         divisor = tl.zeros((BLOCK,), tl.float32) + temperature
     scaled = x * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(x, divisor)
     tl.store(out + offset, scaled, mask=offset < size)
+
+
+@triton.jit
+def gradient_kernel(grad, processed, out, size, temperature, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr):
+    """out = grad / temperature (or times its reciprocal), and 0 where the processed logit is -inf."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    dy = tl.load(grad + offset, mask=offset < size, other=0.0)
+    divisor = tl.zeros((BLOCK,), tl.float32) + temperature
+    scaled = dy * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(dy, divisor)
+    masked = tl.load(processed + offset, mask=offset < size, other=0.0) == float("-inf")
+    tl.store(out + offset, tl.where(masked, 0.0, scaled), mask=offset < size)
 
 
 @triton.jit
@@ -132,6 +144,38 @@ def processed_logits(
         elif filters[name]:
             scaled = _mask(scaled, _top_p(scaled, top_p, contract) | corrupted)
     return scaled
+
+
+def processed_logits_backward(
+    grad: torch.Tensor, processed: torch.Tensor, temperature: float, contract: ProcessedLogitsBackwardContract
+) -> torch.Tensor:
+    """Gradient of the logits: `reference.gradients.processed_logits`.
+
+    Args:
+        grad, processed: float32, [tokens, vocabulary]: gradient of the processed logits, and these.
+        temperature: above 0; rounded to float32.
+
+    Returns:
+        float32, [tokens, vocabulary].
+
+    Raises:
+        TypeError, ValueError: dtype, shape, layout or device; the temperature.
+    """
+    require_tensor(grad, "grad", "tokens, vocabulary", torch.float32)
+    rows, columns = grad.shape
+    require_tensor(processed, "processed", f"tokens={rows}, vocabulary={columns}", torch.float32)
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature: must be finite and above 0, got {temperature!r}")
+    out = torch.empty_like(grad)
+    size, block = grad.numel(), 1024
+    if size:
+        reciprocal = contract.primitives.temperature == "reciprocal"
+        arguments = (grad, processed, out, size, temperature)
+        launch(
+            gradient_kernel, (triton.cdiv(size, block),), *arguments,
+            contract=contract, RECIPROCAL=reciprocal, BLOCK=block,
+        )  # fmt: skip
+    return out
 
 
 _LANES = {"lanes-tree-64": 64, "lanes-tree-256": 256, "lanes-tree-1024": 1024}

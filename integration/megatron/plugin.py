@@ -11,7 +11,7 @@ from integration.versions import Patch, apply_patches, check_version
 
 Tensor = Any
 #: Release series that were read and tested.
-SUPPORTED = ("0.16",)
+SUPPORTED = ("0.16", "0.19")
 _profile: str | None = None
 
 

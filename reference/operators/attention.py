@@ -7,7 +7,7 @@ of the queries and a reader of keys and values (:class:`reference.operators.kv_c
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reference.checks import Float32Array
 from reference.operators._arguments import float_array, index_array, positive
 from reference.operators._attention_contract import AttentionContract
-from reference.operators._online_softmax import attend
+from reference.operators._online_softmax import accumulate, attend, finish
 from reference.operators.kv_cache import KeyValues
 
 __all__ = ["AttentionContract", "attention"]
@@ -76,6 +76,28 @@ def attention(
     rows = _to_rows(q, kv_heads)
     sink = None if sinks is None else np.tile(sinks.reshape(kv_heads, -1), tokens)
     return _from_rows(attend(rows, first, last, kv, scale, sink, packed_offset, contract), tokens)
+
+
+class AttentionResult(NamedTuple):
+    """What the gradient needs: the output [tokens, heads, head_dim]; maximum of the scaled scores and row sum of the
+    exponentials, [tokens, heads]."""
+
+    output: Float32Array
+    maximum: Float32Array
+    total: Float32Array
+
+
+def attention_result(
+    q: Float32Array, positions: NDArray[Any], kv: KeyValues, contract: AttentionContract, *, scale: float | None = None
+) -> AttentionResult:
+    """:func:`attention` without window and sinks, with the statistics of its softmax. Arguments are not checked."""
+    tokens, _, head_dim = q.shape
+    kv_heads = kv.read(0, 1)[0].shape[1]
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    first, last = _visible_keys(np.asarray(positions, np.int64), kv.length, contract.domain.mask, None)
+    state = accumulate(_to_rows(q, kv_heads), first, last, kv, scale, None, 0, contract)
+    statistics = (_from_rows(part[..., None], tokens)[..., 0] for part in (state.maximum, state.total))
+    return AttentionResult(_from_rows(finish(state, contract), tokens), *statistics)
 
 
 def _visible_keys(

@@ -23,6 +23,7 @@ from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import rope, rope_table
 from fastpath.rows.swiglu import swiglu, swiglu_backward
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 
 def contract(operator: str, dtype: str = "float32") -> Any:
@@ -163,7 +164,7 @@ def test_attention_refuses_what_it_cannot_do() -> None:
     result = attention(q[:, :2].contiguous(), starts, 2, Packed(kv, kv, starts), contract("attention"))
     with pytest.raises(ValueError, match="save=True"):
         operands = (q[:, :2].contiguous(), q[:, :2].contiguous(), starts, 2, Packed(kv, kv, starts), 2)
-        attention_backward(*operands, result, contract("attention"))
+        attention_backward(*operands, result, gradient_contract(contract("attention")))
 
 
 def test_launches_are_evidence() -> None:

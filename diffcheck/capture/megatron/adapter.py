@@ -13,9 +13,10 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
     Taps,
@@ -32,7 +33,7 @@ from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, para
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import MegatronStrictPath, megatron_path
 from diffcheck.capture.switches import Switch
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
@@ -64,7 +65,7 @@ class Adapter:
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
         self.version = _check_version()
-        self._strict = strict_path(options)
+        self._strict = megatron_path(options)
         self.options = options
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
@@ -357,7 +358,7 @@ def _check_version() -> str:
     return check_release(str(megatron.core.__version__))
 
 
-def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: Any | None) -> Any:
+def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: MegatronStrictPath | None) -> Any:
     """GPTModel with every fusion off, without initial weights, in training mode."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec

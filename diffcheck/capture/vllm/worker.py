@@ -22,7 +22,7 @@ from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import vllm_path
 from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import gather_ranks, live_digests
@@ -47,7 +47,7 @@ class Capture:
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)
-        self._strict = strict_path(options)
+        self._strict = vllm_path(options)
         if self._strict is not None:
             self._strict.begin(runner, self._model)
         with ExitStack() as stack:

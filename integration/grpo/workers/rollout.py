@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diffcheck.base.errors import EngineError
+from diffcheck.base.progress import silent
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.vllm import Adapter
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
 from integration.grpo.workers.weights import read_weights
 from integration.vllm import following
 from integration.vllm.following import graphs_run
@@ -27,12 +28,13 @@ class Rollout:
     """A live vLLM.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens and
+            ``hidden`` ones, which are never drawn.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._config = config = GrpoConfig(**options["config"])
-        self._stop = list(options["stop"])
+        self._stop, hidden = list(options["stop"]), frozenset(options["hidden"])
         self._adapter = Adapter(
             engine_options(
                 "vllm",
@@ -41,8 +43,10 @@ class Rollout:
                 max_sequences=config.max_sequences,
                 extra=_switches(config, int(options["max_length"])),
             ),
-            quiet,
+            silent,
         )
+        vocabulary = range(self._adapter.config.vocab_size)
+        self._allowed = [token for token in vocabulary if token not in hidden] if hidden else None
         self._files = WeightSync(self._adapter.llm, self._adapter.config)
         self._memory = InPlaceSync(self._adapter.llm, self._adapter.config)
         #: What the live weights came by.
@@ -103,7 +107,7 @@ class Rollout:
 
     def capture(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a capture plan with the weights that are live."""
-        return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+        return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all rollouts of this engine so far."""
@@ -141,6 +145,7 @@ class Rollout:
             detokenize=False,
             ignore_eos=True,
             stop_token_ids=self._stop,
+            allowed_token_ids=self._allowed,
         )
 
     def _count(self, facts: dict[str, Any]) -> None:

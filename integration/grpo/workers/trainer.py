@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.progress import silent
 from diffcheck.base.record import weight_digest
 from diffcheck.capture.megatron import Adapter
 from diffcheck.capture.megatron.weights import parameters
 from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
 from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
@@ -33,7 +34,8 @@ class Trainer:
     rollouts of its run still need.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``hidden`` tokens,
+            which rollouts never draw.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -46,9 +48,10 @@ class Trainer:
                 options,
                 extra={"micro_batch": config.micro_batch, "threads": config.threads},
             ),
-            quiet,
+            silent,
         )
-        self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
+        top_p = config.top_p if config.top_p < 1 else None
+        self._shaping = Shaping(config.temperature, config.top_k or None, top_p, tuple(options["hidden"]))
         self._live = dict(self._adapter.model.named_parameters())
         self._device = next(iter(self._live.values())).device
         shared = [p.megatron for p in parameters(self._adapter.config) if p.layout == "replicated"]
@@ -206,7 +209,7 @@ class Trainer:
     def capture(self, plan: dict[str, Any], version: int) -> dict[str, Any]:
         """Run a capture plan with a kept version."""
         with self._as(version):
-            return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+            return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all forwards of this trainer so far."""
