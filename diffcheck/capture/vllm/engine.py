@@ -86,7 +86,9 @@ def prepare_environment(options: EngineOptions, *, graphs: bool = False) -> None
         InputError: ``graphs`` on a CPU, or beside a patch.
     """
     if graphs and options.patches:
-        raise InputError("vllm: a replayed CUDA graph runs no patch", "leave --patch or the option graphs out")
+        raise InputError(
+            "vllm: a replayed CUDA graph runs no patch", "leave --patch out, or give the option graphs=false"
+        )
     if graphs:
         if options.device == "cpu":
             raise InputError("vllm: a CPU has no CUDA graphs", "leave the option graphs out")
