@@ -48,13 +48,15 @@ def prepare(profile: str) -> None:
     _profile = profile
 
 
-def specification(config: Any, theta: float) -> Any:
+def specification(config: Any, theta: float, *, device: str = "cpu") -> Any:
     """The decoder's specification with our modules, for a TransformerConfig of the local one.
 
     Args:
         theta: of RoPE. The profile is the one of `prepare`; it becomes part of ``config``.
+        device: on which the model will compute: "cpu", or "cuda", which is a ROCm GPU's name too.
 
     Raises:
+        BackendError: nothing computes the profile there.
         TypeError: a configuration with fusions, dropout or parallelism that has no strict contract.
     """
     import megatron.core
@@ -68,7 +70,7 @@ def specification(config: Any, theta: float) -> Any:
         raise RuntimeError("no strict profile is chosen: call prepare first")
     _check_config(config)
     apply_patches("megatron-core", megatron.core.__version__, PATCHES)
-    own = operators_for(_profile, config.params_dtype)
+    own = operators_for(_profile, config.params_dtype, device)
     setattr(config, modules.OPERATORS, own)
     config.rlk_theta = theta
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
