@@ -7,6 +7,7 @@ import pytest
 
 from reference import reductions
 from reference.operators import _numerics as numerics
+from reference.operators._arguments import index_array
 from reference.primitives import PRIMITIVES
 from tests.reference.exact import assert_same_bits, random
 
@@ -71,3 +72,9 @@ def test_silu_as_a_product() -> None:
 def test_orders_of_the_reduction_axis(order: str, expected: list[int]) -> None:
     assert np.arange(5)[numerics.k_order(5, order)].tolist() == expected
     assert sorted(np.arange(64)[numerics.k_order(64, order)].tolist()) == list(range(64))
+
+
+@pytest.mark.parametrize("given", [[1, 2], np.array([1.0, 2.0]), np.array([1, 2], ">i8"), np.array([True])])
+def test_indices_are_native_integers(given: object) -> None:
+    with pytest.raises(TypeError, match="where: expected a native NumPy array of integers"):
+        index_array(given, "where", "tokens", 5, "the table")
