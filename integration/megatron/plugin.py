@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,8 +86,10 @@ def specification(config: Any, theta: float, *, device: str = "cpu") -> Any:
         attention = dataclasses.replace(
             attention, q_layernorm=modules.StrictHeadNorm, k_layernorm=modules.StrictHeadNorm
         )
+    # 0.19 names the MLP's builder where 0.16 names its class
+    builder = parts.mlp if isinstance(parts.mlp, functools.partial) else None
     mlp = dataclasses.replace(
-        parts.mlp.submodules,
+        parts.mlp.submodules if builder is None else builder.keywords["submodules"],
         linear_fc1=modules.StrictColumnParallelLinear,
         linear_fc2=modules.StrictRowParallelLinear,
     )
@@ -97,7 +100,9 @@ def specification(config: Any, theta: float, *, device: str = "cpu") -> Any:
         self_attention=dataclasses.replace(parts.self_attention, submodules=attention),
         self_attn_bda=add,
         pre_mlp_layernorm=modules.StrictNorm,
-        mlp=ModuleSpec(module=modules.StrictMLP, submodules=mlp),
+        mlp=ModuleSpec(module=modules.StrictMLP, submodules=mlp)
+        if builder is None
+        else functools.partial(modules.StrictMLP.as_mlp_submodule, submodules=mlp),
         mlp_bda=add,
     )
     layers = [dataclasses.replace(layer, submodules=strict)] * config.num_layers
