@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fastpath.test_interpreter import run
+from tests.fastpath.interpreter import run
 
 
 def test_kernels_behind_the_interface() -> None:
