@@ -93,7 +93,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Without what follows from the rest: an import that a longer way implies is not drawn. Needs a graph of no circle."""
+    """Without what follows from the rest: an import that a longer way implies. The graph must have no circle."""
     reach: Graph = {}
 
     def reached(node: str) -> set[str]:
