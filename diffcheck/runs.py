@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from diffcheck.ablate import Side, ablate
 from diffcheck.base.boundaries import graph
@@ -18,6 +19,7 @@ from diffcheck.base.progress import Progress
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult
+from diffcheck.capture.graph_run import graph_run, note_of
 from diffcheck.capture.matching import check_matches
 from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
@@ -245,7 +247,9 @@ def engine_options(settings: RunSettings, model: LoadedModel, engine: str, sampl
         # last token.
         max_length=min(c.max_position_embeddings, -(-(longest + 1) // 64) * 64),
         max_sequences=max(8, min(len(samples), 64)),
-        extra=parse_switches(engine, settings.options, "option"),
+        # On a GPU vLLM is judged as it serves: see `graph_run`.
+        extra=({"graphs": True} if engine == "vllm" and settings.device == "cuda" else {})
+        | parse_switches(engine, settings.options, "option"),
     )
 
 
@@ -310,6 +314,8 @@ class _Captured:
     plan: CapturePlan | None = None
     #: Whether it wrote its own responses.
     drew: bool = False
+    #: How its graphs' logprobs agree with the observed ones, where it has graphs.
+    graphs: dict[str, Any] | None = None
 
 
 def run_localize(settings: RunSettings, rollout: str, train: str, progress: Progress) -> tuple[Verdict, Timings]:
@@ -332,6 +338,7 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         left = Trace(sides["rollout"].trace)
         right = join(left, Trace(sides["train"].trace))
         verdict = localize(left, right, progress, recorded=_records_beside(settings, left, is_trace(rollout)))
+        _note_graphs(verdict, sides)
         timings.mark("compare")
         why = settings.infer or settings.ablate
         if settings.ablate and isinstance(right, JoinedTrace):
@@ -357,6 +364,18 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
             write_report(settings.html, verdict, left, right, progress)
             timings.mark("page")
     return verdict, timings
+
+
+def _note_graphs(verdict: Verdict, sides: dict[str, _Captured]) -> None:
+    """Say how the graphs of a live side agree with what was observed; a strict side's must, in every bit."""
+    for side, captured in sides.items():
+        if captured.graphs is None:
+            continue
+        note = note_of(side, captured.graphs)
+        verdict.evidence.setdefault("graphs", {})[side] = captured.graphs
+        verdict.notes.append(note)
+        if captured.graphs["mismatch_count"] and "strict" in captured.graphs and verdict.verdict == "equal":
+            verdict.verdict, verdict.summary = "diverged", note
 
 
 def _check_ablation(settings: RunSettings, rollout: str, train: str) -> None:
@@ -449,6 +468,9 @@ def _capture_sides(
         drew = any(not s.response_token_ids for s in plan.samples)
         finished = replace(plan, samples=tuple(result.samples))
         captured[side] = _Captured(result.trace, sessions[side], finished, drew)
+        if sessions[side].options.extra.get("graphs"):
+            captured[side].graphs = graph_run(sessions[side], finished, result.samples)
+            timings.mark("run graphs")
         if side == "rollout":
             samples = result.samples
     return captured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from diffcheck.base.errors import InputError
 from reference.files import write_atomically
@@ -20,6 +21,20 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path}: folder {folder} does not exist", "create it, or choose another place")
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"{path}: cannot be written", "choose another place")
+
+
+class Told(NamedTuple):
+    """What a user is told of a fault."""
+
+    cause: str
+    remedy: str
+
+
+def disk_error(error: Exception, path: Path | None = None) -> Told:
+    """Cause and remedy of what a file system refused, with the file where it is known."""
+    where = path or getattr(error, "filename", None) or "a file"
+    what = getattr(error, "strerror", None) or str(error).partition("I/O error: ")[2] or str(error)
+    return Told(f"{where}: {what}", "free some space, or choose a place that can be written")
 
 
 def write_text(path: Path, text: str) -> None:

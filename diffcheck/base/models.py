@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.files import disk_error
 from diffcheck.base.samples import Sample
 from reference.models.config import ModelConfig, UnsupportedModelError
 from reference.models.weights import weight_shapes
@@ -147,17 +149,20 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise InputError(*disk_error(error, folder.parent)) from None
     try:
         make(staging)
         staging.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
-    except OSError:
+    except (OSError, SafetensorError) as error:
         # Another process was faster: its result is the same.
         if not (folder / "config.json").is_file():
-            raise
+            raise InputError(*disk_error(error, folder)) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

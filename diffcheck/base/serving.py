@@ -7,7 +7,6 @@ chatter goes to a log file. Started by `diffcheck.base.workers`; the answers go 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -18,10 +17,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from diffcheck.base.errors import EngineError, RlkError
+from diffcheck.base.files import disk_error
 from diffcheck.base.progress import Progress
-
-#: Option of prctl(2): the signal that this process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
 
 
 class _Replies:
@@ -85,15 +82,6 @@ def serve(open_served: Callable[[Any, Progress], Served]) -> None:
             served.close()
 
 
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent is gone: end of input is noticed only between two requests."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 def end() -> NoReturn:
     """End the process. Unloading an engine's libraries takes seconds and frees nothing that its end does not."""
     sys.stdout.flush()
@@ -117,6 +105,8 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if "address already in use" in str(error).lower() or "eaddrinuse" in str(error).lower():
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
         return {"cause": f"port in use: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+    if isinstance(error, OSError) or "I/O error" in str(error):
+        return {**disk_error(error)._asdict(), "exit_code": 2, "trace": trace}
     remedy = "run again with --debug for the stack trace and the engine's own log"
     return {"cause": f"{type(error).__name__}: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from diffcheck.base.errors import EngineDiedError, EngineError, ExitCode, RlkError
 from diffcheck.base.progress import Progress
+from diffcheck.base.stopping import child_command
 
 #: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
 ENVIRONMENT = {
@@ -35,6 +37,9 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
+#: Characters of a temporary folder in which sockets still can have names.
+_LONGEST_ROOT = 40
+
 
 class Workers:
     """Context manager around worker processes, one a rank, that answer one request at a time.
@@ -50,7 +55,10 @@ class Workers:
         self.name = name
         self._module = module
         self._progress = progress
-        self.log = log or Path(tempfile.mkstemp(prefix=f"rlk-{name}-", suffix=".log")[1])
+        #: Where the engine leaves its sockets and other files; it ends with the engine.
+        self._scratch = _scratch(name)
+        self._is_log_ours, self._is_log_read = log is None, False
+        self.log = log or self._scratch.with_suffix(".log")
         self._processes: list[subprocess.Popen[str]] = []
         self._replies: list[_Lines] = []
         self._pending: deque[str] = deque()
@@ -83,10 +91,11 @@ class Workers:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(ranks),
             "MASTER_PORT": port,
+            "TMPDIR": str(self._scratch),
         }
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                child_command(sys.executable, self._module),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -148,9 +157,11 @@ class Workers:
         return self._pending.popleft()
 
     def _error(self, error: dict[str, Any]) -> RlkError:
+        self._is_log_read = True
         return told_error(self.name, error, self.log)
 
     def _died(self) -> EngineDiedError:
+        self._is_log_read = True
         codes = [process.poll() for process in self._processes]
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -188,6 +199,10 @@ class Workers:
         for stream in self._replies:
             stream.close()
         self._processes, self._replies = [], []
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        # Kept where an error names it.
+        if self._is_log_ours and not self._is_log_read:
+            self.log.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +241,12 @@ class _Lines:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _scratch(name: str) -> Path:
+    """A new temporary folder, whose path leaves room for the names of sockets in it: a socket's has 107 characters."""
+    root = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=f"rlk-{name}-", dir=root if len(root) <= _LONGEST_ROOT else "/tmp"))
 
 
 def _free_port() -> int:

@@ -57,8 +57,8 @@ class MegatronStrictPath(StrictPath, Protocol):
     def evidence(self, model: Any, forwards: int, /) -> dict[str, Any]:
         """What ran since `begin`. Raises RuntimeError if something else computed in its place."""
 
-    def specification(self, config: Any, theta: float, /) -> Any:
-        """Megatron's layer specification made of the strict modules."""
+    def specification(self, config: Any, theta: float, /, *, device: str = "cpu") -> Any:
+        """Megatron's layer specification made of the strict modules, for a model that will compute on ``device``."""
 
     def finish(self, model: Any, /) -> Any:
         """Put in what no specification reaches, once the model is built."""

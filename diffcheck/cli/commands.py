@@ -18,10 +18,11 @@ from rich.text import Text
 
 from diffcheck.base.console import Terminal, unbroken_output
 from diffcheck.base.errors import ExitCode, InputError, RlkError
-from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.files import check_writable, disk_error, write_text
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
 from diffcheck.base.recorded import RECORDED
+from diffcheck.base.stopping import Stopped, stopped_in_order
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.capture.overrides import parse_override
 from diffcheck.cli import contract as contract_cli
@@ -399,15 +400,16 @@ def _tell(what: str, style: str, text: str) -> None:
 
 def guard(run: Callable[[], Any]) -> int:
     """The exit code of ``run``, with every fault told in one line of cause and one of remedy."""
-    with unbroken_output():
-        return _guarded(run)
+    with unbroken_output(), stopped_in_order() as stopped:
+        return _guarded(run, stopped)
 
 
-def _guarded(run: Callable[[], Any]) -> int:
+def _guarded(run: Callable[[], Any], stopped: Stopped) -> int:
     try:
         code = run()
         if code == _INTERRUPTED:
             _errors.print(_INTERRUPTED_TEXT)
+            return stopped.exit_code
         return int(code) if isinstance(code, int) else int(ExitCode.EQUAL)
     except typer.Exit as stop:
         return stop.exit_code
@@ -416,7 +418,7 @@ def _guarded(run: Callable[[], Any]) -> int:
         return int(ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         _errors.print(_INTERRUPTED_TEXT)
-        return _INTERRUPTED
+        return stopped.exit_code
     except RlkError as error:
         _tell("error:", "red", error.cause)
         if error.remedy:
@@ -429,6 +431,11 @@ def _guarded(run: Callable[[], Any]) -> int:
     except Exception as error:
         if _debug:
             raise
+        if isinstance(error, OSError):
+            told = disk_error(error)
+            _tell("error:", "red", told.cause)
+            _tell("remedy:", "dim", told.remedy)
+            return int(ExitCode.USAGE)
         _tell("internal error:", "red", f"{type(error).__name__}: {error}")
         _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")
         return int(ExitCode.USAGE)

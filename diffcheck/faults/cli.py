@@ -20,6 +20,7 @@ from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import check_writable
 from diffcheck.base.progress import Progress, ProgressLine, silent
+from diffcheck.base.stopping import STOPS
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
@@ -99,16 +100,22 @@ def run_jobs(jobs: Sequence[Job], results: Results, progress: Progress) -> None:
     """Run what ``results`` does not have yet.
 
     Raises:
-        KeyboardInterrupt: somebody pressed Ctrl-C. A search that is cut short answers with what it has; such an outcome
-            is no miss, and is not kept.
+        KeyboardInterrupt: somebody pressed Ctrl-C, or a signal asked for the end. A search that is cut short answers
+            with what it has; such an outcome is no miss, and is not kept.
     """
     pressed = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
         pressed.set()
-        signal.default_int_handler(number, frame)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, note)
     try:
         for done, (engine, fault, described, run) in enumerate(jobs):
             progress(f"{fault} ({described})", done, len(jobs))
@@ -118,7 +125,8 @@ def run_jobs(jobs: Sequence[Job], results: Results, progress: Progress) -> None:
                     raise KeyboardInterrupt
                 results.add(engine, outcome)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _names() -> dict[str, str]:

@@ -62,7 +62,7 @@ def localize(
 
 
 def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
-    evidence = {"left": _side(left.header), "right": _side(right.header)}
+    evidence = {"left": _side(left), "right": _side(right)}
     samples, theirs = samples_of(left), samples_of(right)
     mismatches = _unpaired(samples, theirs) or [
         *compare_versions(left.header.object, right.header.object, samples, theirs),
@@ -113,9 +113,9 @@ def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]
     return [Mismatch("samples", described(left, right), described(right, left))]
 
 
-def _side(header: Header) -> dict[str, object]:
+def _side(trace: Trace) -> dict[str, object]:
     keep = ("engine", "versions", "tensor_parallel", "dtype", "phase", "level", "evidence", "changed")
-    return {k: v for k, v in asdict(header).items() if k in keep}
+    return {k: v for k, v in asdict(trace.header).items() if k in keep} | {"warnings": trace.warnings}
 
 
 def graph_of(left: Header, right: Header) -> list[Boundary]:

@@ -109,6 +109,8 @@ def _sides(verdict: Verdict) -> Iterator[tuple[str, str]]:
             yield role, side_in_words(ran)
             for change in ran["changed"]:
                 yield "", f"changed on purpose: {change}"
+            for warning in ran.get("warnings", ()):
+                yield "", f"warning: {warning}"
 
 
 def _sign(status: str) -> Markup:

@@ -29,6 +29,7 @@ from integration.grpo.mismatch.metrics import mismatch_of
 from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
 from integration.grpo.steplog import append_step, keep_steps, step_record
 from integration.grpo.tasks import open_task
+from integration.grpo.tasks.tokenizer import tokens_without_text
 from integration.grpo.workers.actors import Actor
 from integration.grpo.workers.delivery import Delivery
 from integration.grpo.workers.engines import ROLES, OpenEngine, Role
@@ -68,6 +69,9 @@ class Run:
         self._stop_after, self._stopping = stop_after, False
         self._folder, self._model = resolve_model(config.model, announce)
         self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
+        self._hidden = tokens_without_text(self._folder, self._model.vocab_size, self._task.stop_token_ids)
+        if self._hidden:
+            announce(f"{len(self._hidden)} token ids of the model are not the tokenizer's: both engines leave them out")
         self._length = self._sequence_length()
         check_machine(config, self._model, self._length)
         is_begun = _claim(out, config, resume=resume)
@@ -149,6 +153,7 @@ class Run:
             "folder": str(self._folder),
             "max_length": self._length,
             "stop": list(self._task.stop_token_ids),
+            "hidden": list(self._hidden),
         }
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)

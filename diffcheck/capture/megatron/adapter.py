@@ -398,7 +398,10 @@ def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, stric
     if strict is None:
         layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
     else:
-        layers = strict.specification(settings, config.rope_theta)
+        try:
+            layers = strict.specification(settings, config.rope_theta, device=options.device)
+        except RuntimeError as error:
+            raise EngineError(f"megatron: {error}", "see rlk-diff doctor") from None
     model = GPTModel(
         settings,
         layers,

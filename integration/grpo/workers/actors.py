@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.progress import silent
-from diffcheck.base.serving import die_with_parent, end, serve
+from diffcheck.base.serving import end, serve
 from diffcheck.base.workers import Workers
 from diffcheck.capture.plan import EngineOptions
 from integration.grpo.config import GrpoConfig
@@ -111,7 +111,6 @@ class _Served:
 
 def main(make: Callable[[dict[str, Any]], Any]) -> None:
     """Run an actor in this process until its driver ends it, or ends."""
-    die_with_parent()
     serve(lambda options, _progress: _Served(make(options)))
     end()
 

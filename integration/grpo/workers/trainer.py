@@ -34,7 +34,8 @@ class Trainer:
     rollouts of its run still need.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``hidden`` tokens,
+            which rollouts never draw.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -49,7 +50,8 @@ class Trainer:
             ),
             silent,
         )
-        self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
+        top_p = config.top_p if config.top_p < 1 else None
+        self._shaping = Shaping(config.temperature, config.top_k or None, top_p, tuple(options["hidden"]))
         self._live = dict(self._adapter.model.named_parameters())
         self._device = next(iter(self._live.values())).device
         shared = [p.megatron for p in parameters(self._adapter.config) if p.layout == "replicated"]
@@ -99,12 +101,17 @@ class Trainer:
         Raises:
             EngineError: the gradient is not finite. That step was not made.
         """
+        from integration.megatron import sums
+
         samples = [TokenSequence.from_json(data) for data in sequences]
         lengths = [len(sample.response) for sample in samples]
         total, weighting = sum(lengths), token_weights(lengths, self._config.loss_level, self._config.max_tokens)
         clipped, kl, loss, norm = 0, 0.0, 0.0, 0.0
         for _ in range(self._config.epochs):
             self._optimizer.clear()
+            if self._strict:
+                # Sums that go on from micro-batch to micro-batch: their size changes no bit.
+                sums.keep(self._live.values())
             loss = 0.0
             with self._counted():
                 for batch in batches(len(samples), self._config.micro_batch):
@@ -112,6 +119,8 @@ class Trainer:
                     part.loss.backward()
                     self._optimizer.accumulate()
                     loss, clipped, kl = loss + float(part.loss.detach()), clipped + part.clipped, kl + part.kl
+            if self._strict:
+                self._take_sums()
             self._sum_heads()
             try:
                 norm = self._optimizer.step()
@@ -322,6 +331,13 @@ class Trainer:
         needed = {0} if self._config.kl_coef else set()
         oldest = self._version - self._config.staleness
         self._kept = {v: weights for v, weights in self._kept.items() if v >= oldest or v in needed}
+
+    def _take_sums(self) -> None:
+        """Hand the kept sums to the optimizer as gradients."""
+        from integration.megatron import sums
+
+        self._optimizer.take({name: sums.gradient(parameter) for name, parameter in self._live.items()})
+        sums.release(self._live.values())
 
     def _sum_heads(self) -> None:
         if self._config.tp == 1:
