@@ -78,7 +78,7 @@ class ObjectRecord:
     #: Rotary dimension, and theta, scaling and attention factor where the live table is, in every frequency, the one
     #: that they give; a table that no parameters give has none of them here, only its bits in `rope_tables`.
     rope: dict[str, Any] = field(default_factory=dict)
-    #: Live tables of RoPE, one entry a distinct table: see `diffcheck.base.rope.table_entry`.
+    #: Live tables of RoPE, one entry a distinct table: see `diffcheck.live_model.rope.table_entry`.
     rope_tables: list[dict[str, Any]] = field(default_factory=list)
     #: Field -> boundary -> what the live module there computes with: "epsilon", "scale", "bias", "heads", "kv_scale",
     #: "dtype".

@@ -16,6 +16,7 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
+from diffcheck.capture.patches import Patch
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import expected_rows
@@ -139,6 +140,7 @@ def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Record
     """
     lines = [f"model {k} = {v}" for k, v in options.model_overrides.items()]
     lines += [f"weight {name}[{index}]: bit {bit} flipped" for name, index, bit in options.weight_flips]
+    lines += [Patch("", Path(file), name).in_words() for file, name in options.patches]
     if plan.position_offset:
         lines.append(f"positions + {plan.position_offset}")
     lines += plan.changes
@@ -146,11 +148,19 @@ def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Record
     return lines + recorder.changed()
 
 
-def with_logprobs(sample: Sample, response: tuple[int, ...], logprobs: tuple[float, ...]) -> Sample:
+def with_logprobs(
+    sample: Sample,
+    response: tuple[int, ...],
+    logprobs: tuple[float, ...],
+    prompt: tuple[float, ...] | None = None,
+) -> Sample:
     """The finished sample: response and the engine's own logprobs (natural logarithms, exact float32 values) filled
     in.
+
+    Args:
+        prompt: logprobs of the prompt's tokens but its first, where the engine returned them.
     """
-    return replace(sample, response_token_ids=response, rollout_logprobs=logprobs)
+    return replace(sample, response_token_ids=response, rollout_logprobs=logprobs, prompt_logprobs=prompt)
 
 
 def package_versions(*names: str) -> dict[str, str]:

@@ -14,15 +14,16 @@ from typing import Any, Self
 import numpy as np
 
 from diffcheck.base.bits import DTYPES, to_float32
+from diffcheck.base.checkpoint import read_checkpoint
 from diffcheck.base.errors import InputError
-from diffcheck.base.facts import CAUSAL
 from diffcheck.base.record import ObjectRecord
-from diffcheck.base.rope import rope_fields
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch, defaults
+from diffcheck.live_model.facts import CAUSAL
+from diffcheck.live_model.rope import rope_fields
 from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from reference.models.config import ModelConfig
 
@@ -148,10 +149,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def __init__(self, folder: Path, dtype: Any, flips: Sequence[tuple[str, int, int]] = ()) -> None:
         self._folder, self._dtype, self._flips = folder, dtype, flips
-        self._file: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            with _open(path) as handle:
-                self._file.update(dict.fromkeys(handle.keys(), path))
+        self._file = {name: weight.file for name, weight in read_checkpoint(folder).weights.items()}
         for name, _, _ in flips:
             if name not in self._file:
                 raise InputError(
@@ -249,8 +247,8 @@ def object_record(
     Args:
         samples: responses included.
         weights: HF name -> digest of the live parameter.
-        rope_tables: of the live rotary embeddings, see `diffcheck.base.rope`.
-        layers: facts of the live modules, see `diffcheck.base.facts`.
+        rope_tables: of the live rotary embeddings, see `diffcheck.live_model.rope`.
+        layers: facts of the live modules, see `diffcheck.live_model.facts`.
         targets: tokens whose logprobs the engine really took, where it can be asked; else the samples' own.
         attention_mask: kind of the live mask.
     """
@@ -306,8 +304,9 @@ def finished_samples(recorder: Recorder, samples: Sequence[Sample]) -> list[Samp
     rows = expected_rows(samples)["response"]
     bits, dtype = recorder.values("logprobs", rows)
     values = to_float32(bits, dtype)[:, 0]
+    prompts = recorder.prompt_logprobs(samples)
     done = []
     for i, sample in enumerate(samples):
         mine = values[rows.sample == i]
-        done.append(with_logprobs(sample, sample.response_token_ids, tuple(float(x) for x in mine)))
+        done.append(with_logprobs(sample, sample.response_token_ids, tuple(float(x) for x in mine), prompts[i]))
     return done

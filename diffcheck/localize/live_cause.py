@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffcheck.base.facts import fold
-from diffcheck.base.rope import floats, gives
+from diffcheck.live_model.facts import fold
+from diffcheck.live_model.rope import floats, gives
 from diffcheck.localize.rope_cause import rope_cause
 from diffcheck.localize.verdict import FirstDivergence
 from diffcheck.trace.schema import Header

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diffcheck.base.facts import fold
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
+from diffcheck.live_model.facts import fold
 
 #: Mismatches listed one by one; a wholly different checkpoint needs no more to be told.
 MAX_LISTED = 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.base.rope import floats, gives
+from diffcheck.live_model.rope import floats, gives
 from reference.checks import Float32Array
 from reference.formats import FORMATS
 from reference.models.config import ModelConfig

@@ -12,11 +12,9 @@ from typing import Any
 
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
-from diffcheck.base.facts import Facts, fold
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
-from diffcheck.base.rope import kept_positions, live_entry, table_entry
 from diffcheck.base.samples import check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
@@ -32,10 +30,13 @@ from diffcheck.capture.live import (
 from diffcheck.capture.megatron.build import build
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
+from diffcheck.live_model.facts import Facts, fold
+from diffcheck.live_model.rope import kept_positions, live_entry, table_entry
 from diffcheck.rows import Rows
 
 Tensor = Any
@@ -85,6 +86,7 @@ class Adapter:
             self._patch_window()
             self.model = build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
+            apply_patches(options.patches, self.model)
         except BaseException:
             self.close()
             raise

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from diffcheck.base.facts import CAUSAL, live_mask, mask_of, window_size
 from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of, window_size
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 

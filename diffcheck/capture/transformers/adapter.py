@@ -10,7 +10,6 @@ from typing import Any
 
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
-from diffcheck.base.facts import Facts, fold
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
@@ -25,10 +24,12 @@ from diffcheck.capture.live import (
     observe,
     torch_dtype,
 )
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
 from diffcheck.capture.transformers.taps import TransformersTaps
+from diffcheck.live_model.facts import Facts, fold
 from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
 
@@ -86,6 +87,7 @@ class Adapter:
 
             torch.set_num_threads(int(extra["threads"]))
         self.model = self._load(folder)
+        apply_patches(options.patches, self.model)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Run ``plan``: phase "prefill" scores in one forward a sample, "decode" feeds one token a step from the KV

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from diffcheck.base.facts import CAUSAL, live_mask, mask_of
-from diffcheck.base.rope import KEPT, table_entry
 from diffcheck.capture.live import LiveInputs, Taps, observe
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of
+from diffcheck.live_model.rope import KEPT, table_entry
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 

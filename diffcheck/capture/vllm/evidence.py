@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from diffcheck.base.facts import fold
+from diffcheck.live_model.facts import fold
 
 #: Environment that decides which kernels run; the rest of vLLM's names the machine or the run.
 _TELLING = ("VLLM_CPU_", "VLLM_USE_", "VLLM_BATCH_", "VLLM_ENABLE_", "OMP_", "KMP_")

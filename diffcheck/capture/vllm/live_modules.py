@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.base.facts import Facts, mask_of, window_size
-from diffcheck.base.rope import kept_positions, live_entry, patterns, table_entry
+from diffcheck.live_model.facts import Facts, mask_of, window_size
+from diffcheck.live_model.rope import kept_positions, live_entry, patterns, table_entry
 from reference.checks import Float32Array
 
 Tensor = Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +17,7 @@ from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main
+from integration.grpo.workers.counts import add_operators
 from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
@@ -61,7 +61,7 @@ class Trainer:
         self._version = 0
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._forwards = 0
-        self._operators: Counter[str] = Counter()
+        self._operators: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] = {}
         self._shared: SharedWeights | None = None
         self._keep()
@@ -226,10 +226,7 @@ class Trainer:
         return {
             "engine": f"Megatron-core {self._adapter.version}",
             "forwards": self._forwards,
-            "operators": {
-                name: {"calls": calls, "contract_id": self._facts["operators"][name]["contract_id"]}
-                for name, calls in sorted(self._operators.items())
-            },
+            "operators": dict(sorted(self._operators.items())),
             "collectives": {"backend": str(dist.get_backend()), "ranks": dist.get_world_size()},
             "threads": torch.get_num_threads(),
             "fallbacks": 0,
@@ -298,7 +295,7 @@ class Trainer:
         _in_place(lambda: plugin.begin(self._adapter.model))
         yield
         facts = _in_place(lambda: plugin.evidence(self._adapter.model, self._forwards - before))
-        self._operators.update({name: entry["calls"] for name, entry in facts["operators"].items()})
+        _in_place(lambda: add_operators(self._operators, facts["operators"]))
         self._facts = facts
 
     @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffcheck.base.rope import KEPT, identify, rope_fields, table_entry
+from diffcheck.live_model.rope import KEPT, identify, rope_fields, table_entry
 from diffcheck.localize.rope_cause import rope_cause
 from reference.checks import Float32Array
 from reference.formats import FORMATS
