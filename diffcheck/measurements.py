@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffcheck.errors import ExitCode, InputError, RlkError
+from diffcheck.base.errors import ExitCode, InputError, RlkError
 
 if TYPE_CHECKING:
     from fastpath.measure.compare import Difference

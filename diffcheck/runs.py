@@ -14,16 +14,19 @@ from diffcheck.ablate import Side, ablate
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import built_in_samples, resolve_model
+from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
 from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
+from diffcheck.capture.recorded import write_recorded
 from diffcheck.capture.session import EngineSession
 from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
 from diffcheck.localize.verdict import Verdict
+from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
@@ -103,16 +106,44 @@ class LoadedModel:
 
 def is_trace(name: str) -> bool:
     """Whether a side is a trace folder rather than an engine."""
-    return name not in ENGINES and (Path(name) / HEADER).exists()
+    return name not in (*ENGINES, RECORDED) and (Path(name) / HEADER).exists()
 
 
 def check_side(name: str) -> None:
-    """Raise InputError unless ``name`` is an engine or a trace folder."""
-    if name not in ENGINES and not Path(name).is_dir():
+    """Raise InputError unless ``name`` is an engine, a record of logprobs, or a trace folder."""
+    if name not in (*ENGINES, RECORDED) and not Path(name).is_dir():
         known = ", ".join(ENGINES)
         raise InputError(
             f"{name!r} is neither an engine nor a trace folder", f"engines: {known}; or a folder of capture"
         )
+
+
+def _check_sides(settings: RunSettings, rollout: str, train: str) -> None:
+    """Raises:
+    InputError: a side that is none, or something asked of a side that cannot do it.
+    """
+    check_side(rollout)
+    check_side(train)
+    if train == RECORDED:
+        raise InputError(
+            f"--train {RECORDED}: a samples file holds what the rollout recorded", f"use --rollout {RECORDED}"
+        )
+    if rollout == RECORDED:
+        if settings.samples is None:
+            raise InputError(f"--rollout {RECORDED} needs a file with rollout_logprobs", "give it with --samples")
+        for name, asked in (("--infer", settings.infer), ("--ablate", settings.ablate)):
+            if asked:
+                raise InputError(
+                    f"{name}: a record holds logprobs and no operator's values", "roll out the samples with an engine"
+                )
+    for role, name in (("rollout", rollout), ("train", train)):
+        if name in ENGINES:
+            continue
+        for override in settings.overrides:
+            if override.side == role:
+                raise InputError(
+                    f"override {override.text!r}: the {role} side is no live engine", "override a side that runs"
+                )
 
 
 def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> list[Sample]:
@@ -124,7 +155,8 @@ def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> li
     """
     generated = engine in GENERATING and settings.phase == "decode"
     if settings.samples is not None:
-        samples = load_samples(settings.samples)
+        # What another system recorded stays beside what the engines here compute.
+        samples = [replace(s, recorded_logprobs=s.rollout_logprobs) for s in load_samples(settings.samples)]
     else:
         samples = built_in_samples(model.name, model.folder, model.config)
         if generated:
@@ -193,6 +225,10 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
     Raises:
         RlkError: anything a user can mend.
     """
+    if engine == RECORDED:
+        if settings.samples is None:
+            raise InputError(f"--engine {RECORDED} needs a file with rollout_logprobs", "give it with --samples")
+        return write_recorded(load_samples(settings.samples), settings.samples, out, overwrite=overwrite)
     model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
     samples = choose_samples(settings, model, engine)
     options, plan = apply_overrides(
@@ -225,18 +261,23 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         RlkError: anything a user can mend.
     """
     timings = Timings()
-    check_side(rollout)
-    check_side(train)
+    _check_sides(settings, rollout, train)
     if settings.ablate:
         _check_ablation(settings, rollout, train)
     with ExitStack() as stack:
         folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlk-localize-")))
         folder.mkdir(parents=True, exist_ok=True)
         sides = _capture_sides(settings, rollout, train, folder, progress, stack, timings)
-        left, right = Trace(sides["rollout"].trace), Trace(sides["train"].trace)
-        verdict = localize(left, right, progress)
+        left = Trace(sides["rollout"].trace)
+        right = join(left, Trace(sides["train"].trace))
+        verdict = localize(left, right, progress, recorded=_records_beside(settings, left, is_trace(rollout)))
         timings.mark("compare")
         why = settings.infer or settings.ablate
+        if settings.ablate and isinstance(right, JoinedTrace):
+            raise InputError(
+                f"{train}: --ablate puts one side's values into the other, and its samples are in another order",
+                "capture both sides from one samples file",
+            )
         if why and verdict.first_divergence and not withdraw(verdict, _unsteady(left.folder, right.folder, folder)):
             # Two traces may be of any model; live sides are of the named one.
             found = find_model(left.header, settings.model, lambda text: progress(text, 0, 0))
@@ -301,13 +342,18 @@ def _capture_sides(
 ) -> dict[str, _Captured]:
     """Both sides by role: "rollout" and "train"."""
     sides = {"rollout": rollout, "train": train}
-    live = [side for side, name in sides.items() if not is_trace(name)]
+    live = [side for side, name in sides.items() if name in ENGINES]
     captured = {side: _Captured(Path(name)) for side, name in sides.items()}
+    if rollout == RECORDED:
+        assert settings.samples is not None
+        out = folder / f"rollout-{RECORDED}"
+        shutil.rmtree(out, ignore_errors=True)
+        captured["rollout"] = _Captured(write_recorded(load_samples(settings.samples), settings.samples, out).trace)
     if not live:
         return captured
     model = LoadedModel.load(settings.model, lambda text: progress(text, 0, 0))
-    if is_trace(rollout):
-        samples = [Sample.from_json(s) for s in Trace(Path(rollout)).header.samples]
+    if is_trace(rollout) or rollout == RECORDED:
+        samples = samples_of(Trace(captured["rollout"].trace))
         check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=True)
     else:
         samples = choose_samples(settings, model, rollout)
@@ -343,6 +389,26 @@ def _capture_sides(
         if side == "rollout":
             samples = result.samples
     return captured
+
+
+def _records_beside(settings: RunSettings, left: Trace, is_given: bool) -> list[tuple[float, ...] | None] | None:
+    """What a samples file beside a rollout trace recorded of the trace's samples; None where there is no such file.
+
+    Raises:
+        InputError: a sample of the file is none of the trace's.
+    """
+    if settings.samples is None or not is_given:
+        return None
+    ours, given = samples_of(left), load_samples(settings.samples)
+    records: list[tuple[float, ...] | None] = [None] * len(ours)
+    for i, j in enumerate(partners(given, ours)):
+        if j is None or ours[j].token_ids != given[i].token_ids:
+            raise InputError(
+                f"{settings.samples}: sample {i} is none of {left.folder}'s, whose samples are compared",
+                "give the samples that the trace was made of, or none",
+            )
+        records[j] = given[i].rollout_logprobs
+    return records if any(records) else None
 
 
 def _again(trace: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 
+from fastpath import launches
 from reference.contract.base import Contract, Value
 
 #: First and last Triton release whose generated code was checked.
@@ -165,6 +166,7 @@ def launch(
     if _plans:
         _plans[-1][1].append(Plan(kernel, arguments, constants, merged, contract, target))
         return
+    launches.count(kernel.fn.__name__, contract)
     compiled = kernel[grid](*arguments, **constants, **merged)
     if _recorders:
         note(kernel.fn.__name__, contract, {**merged, **constants}, _code(kernel, compiled, target))

@@ -16,6 +16,7 @@ class UnknownVersionError(RuntimeError):
 class Patch:
     """One attribute of an engine that is replaced while a strict profile is on."""
 
+    #: A module, or a class in one.
     module: str
     attribute: str
     #: Release series in which it was read and tested.
@@ -41,6 +42,15 @@ def check_version(engine: str, found: str, known: Sequence[str]) -> None:
         )
 
 
+def _owner(path: str) -> Any:
+    """A module, or a class of one."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name, None)
+
+
 def apply_patches(engine: str, found: str, patches: Sequence[Patch]) -> None:
     """Apply ``patches``, all of them or, where one does not fit, none. A patch is applied once.
 
@@ -50,7 +60,7 @@ def apply_patches(engine: str, found: str, patches: Sequence[Patch]) -> None:
     owners = []
     for patch in patches:
         check_version(engine, found, patch.versions)
-        owner = importlib.import_module(patch.module)
+        owner = _owner(patch.module)
         if not hasattr(owner, patch.attribute):
             raise UnknownVersionError(f"{engine} {found} has no {patch.module}.{patch.attribute} to replace")
         owners.append(owner)

@@ -17,7 +17,7 @@ from diffcheck.ablate.recompute import Operator, Recompute
 from diffcheck.ablate.result import Evidence, Removed, Trial
 from diffcheck.ablate.sides import Run, Side, logprob_stats, same
 from diffcheck.base.boundaries import Boundary
-from diffcheck.localize.verdict import LogprobStats
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.trace.reader import Trace
 
 #: Turns of the engines after which a forward is given up as unproven.

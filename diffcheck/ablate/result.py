@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from diffcheck.localize.verdict import LogprobStats
+from diffcheck.base.statistics import LogprobStats
 
 #: explained: with the minimal set aligned, every logprob is equal in bits. remainder: with everything aligned that can
 #: be, some logprobs still differ. inconclusive: a side does not repeat itself, a substitution did not take place, or

@@ -18,13 +18,13 @@ import numpy as np
 from diffcheck.base.bits import compare, to_float32
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import InputError
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.capture.adapter import CaptureResult
 from diffcheck.capture.interventions import Intervention
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.replace import Replace, converted
 from diffcheck.infer.repeat import unrepeated
 from diffcheck.localize.compare import why_unobserved
-from diffcheck.localize.verdict import LogprobStats
 from diffcheck.trace.reader import Trace
 
 

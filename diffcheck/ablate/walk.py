@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from diffcheck.ablate.composite import Bench
 from diffcheck.ablate.result import Origin
 from diffcheck.ablate.sides import same
-from diffcheck.localize.verdict import LogprobStats
+from diffcheck.base.statistics import LogprobStats
 
 #: Origins up to which every step is run; beyond, the first and the last that matter are found by bisection.
 STEPS = 24

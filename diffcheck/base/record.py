@@ -79,6 +79,8 @@ class ObjectRecord:
     top_k: int = 0
     #: Seed of the draw, where the engine sampled; None where tokens were given.
     random_state: dict[str, Any] | None = None
+    #: Fields that this side cannot know (another system recorded its logprobs and nothing else): never compared.
+    unknown: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,7 +93,8 @@ class ObjectRecord:
             ValueError: a field is missing or unknown; it is named.
         """
         names = {f.name for f in fields(cls)}
-        if missing := sorted(names - set(data)):
+        # Traces of before it was a field know everything.
+        if missing := sorted(names - {"unknown"} - set(data)):
             raise ValueError(f"object record: field {missing[0]!r} is missing")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"object record: unknown field {unknown[0]!r}")

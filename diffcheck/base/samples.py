@@ -9,6 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.recorded import check_recorded
+
+#: Fields that only our own traces hold.
+_OURS = frozenset({"recorded_logprobs", "prompt_logprobs"})
+#: Ways of sampling that no contract here has, and what each does to the distribution.
+UNSUPPORTED_SAMPLING = {
+    "min_p": "drops tokens below a share of the most likely one's probability",
+    "typical_p": "drops tokens by their distance from the entropy",
+    "epsilon_cutoff": "drops tokens below a probability",
+    "eta_cutoff": "drops tokens below a probability that depends on the entropy",
+    "top_a": "drops tokens below a share of the squared highest probability",
+    "top_h": "drops tokens by entropy",
+    "repetition_penalty": "scales the logits of tokens seen before",
+    "encoder_repetition_penalty": "scales the logits of the prompt's tokens",
+    "presence_penalty": "lowers the logits of tokens written before",
+    "frequency_penalty": "lowers the logits of tokens by how often they were written",
+    "no_repeat_ngram_size": "forbids tokens that would repeat an n-gram",
+    "logit_bias": "adds to the logits of chosen tokens",
+    "sequence_bias": "adds to the logits of chosen sequences",
+    "bad_words": "forbids tokens",
+    "bad_words_ids": "forbids tokens",
+    "allowed_token_ids": "forbids all other tokens",
+    "suppress_tokens": "forbids tokens",
+    "begin_suppress_tokens": "forbids tokens at the start",
+    "min_tokens": "forbids the end of a response before that many tokens",
+    "min_length": "forbids the end of a sequence before that length",
+    "min_new_tokens": "forbids the end of a response before that many tokens",
+    "forced_bos_token_id": "forces a token",
+    "forced_eos_token_id": "forces a token",
+    "guided_decoding": "forbids tokens by a grammar",
+    "structured_outputs": "forbids tokens by a grammar",
+    "guidance_scale": "mixes two distributions",
+    "logits_processors": "changes the logits by a program",
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +55,12 @@ class Sample:
     rollout_logprobs: tuple[float, ...] | None = None
     weight_version: int | None = None
     temperature: float | None = None
+    #: Names the sample in every file and trace; without it the tokens do.
+    id: str | int | None = None
+    #: What another system recorded, while `rollout_logprobs` holds what an engine here computed. Not read from files.
+    recorded_logprobs: tuple[float, ...] | None = None
+    #: Natural logarithms of the prompt's tokens but its first, as an engine returned them. Not read from files.
+    prompt_logprobs: tuple[float, ...] | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -51,7 +91,13 @@ class Sample:
             raise InputError(f"{where}: expected a JSON object, found {type(data).__name__}", remedy)
         known = set(cls.__dataclass_fields__)
         if unknown := sorted(set(data) - known):
-            raise InputError(f"{where}: unknown field {unknown[0]!r}", f"known fields: {', '.join(sorted(known))}")
+            readable = ", ".join(sorted(known - _OURS))
+            if (change := UNSUPPORTED_SAMPLING.get(unknown[0])) is not None:
+                raise InputError(
+                    f"{where}: {unknown[0]} is not supported: it {change}",
+                    "sample with temperature, top_p and top_k alone, or leave it out where it had no effect",
+                )
+            raise InputError(f"{where}: unknown field {unknown[0]!r}", f"known fields: {readable}")
         if "prompt_token_ids" not in data:
             raise InputError(f"{where}: field 'prompt_token_ids' is missing", remedy)
         prompt = _ids(data["prompt_token_ids"], f"{where}: prompt_token_ids")
@@ -64,24 +110,32 @@ class Sample:
                 f"{where}: {len(logprobs)} rollout_logprobs for {len(response)} response tokens",
                 "give one logprob a response token, or none",
             )
+        others = {
+            name: _floats(data.get(name), f"{where}: {name}") for name in ("recorded_logprobs", "prompt_logprobs")
+        }
         version = data.get("weight_version")
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise InputError(f"{where}: weight_version {version!r} is not an integer", "omit it, or give an integer")
         temperature = _floats([data["temperature"]], f"{where}: temperature") if "temperature" in data else None
         if temperature and temperature[0] <= 0:
             raise InputError(f"{where}: temperature {temperature[0]} is not positive", "logprobs need T > 0")
-        return cls(prompt, response, logprobs, version, temperature[0] if temperature else None)
+        name = data.get("id")
+        if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
+            raise InputError(f"{where}: id {name!r} is neither text nor an integer", "omit it, or give one of these")
+        return cls(prompt, response, logprobs, version, temperature[0] if temperature else None, name, **others)
 
 
 def load_samples(path: Path) -> list[Sample]:
     """Read a JSON-lines file; blank lines are skipped.
 
     Raises:
-        InputError: the file is missing or empty, or a line is malformed (file and line number named).
+        InputError: the file is missing or empty, a line is malformed, an id comes twice, or a recorded logprob is none
+            (file and line number named).
     """
     if not path.is_file():
         raise InputError(f"{path}: no such samples file", "give an existing JSON-lines file with --samples")
-    samples = []
+    samples: list[Sample] = []
+    seen: dict[str | int | None, int] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
@@ -89,7 +143,18 @@ def load_samples(path: Path) -> list[Sample]:
             data = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{path}:{number}: not valid JSON: {error.msg}", "one JSON object a line") from None
-        samples.append(Sample.from_json(data, f"{path}:{number}"))
+        where = f"{path}:{number}"
+        if isinstance(data, dict) and (ours := sorted(_OURS & set(data))):
+            raise InputError(f"{where}: field {ours[0]!r} is not read from a file", "take it out")
+        sample = Sample.from_json(data, where)
+        check_recorded(sample.rollout_logprobs, f"{where}: rollout_logprobs")
+        if sample.id is not None and sample.id in seen:
+            raise InputError(
+                f"{where}: id {sample.id!r} is that of line {seen[sample.id]} too",
+                "an id names one sample; leave ids out and samples are told apart by their tokens",
+            )
+        seen[sample.id] = number
+        samples.append(sample)
     if not samples:
         raise InputError(f"{path}: no samples in it", "comparing nothing is never 'equal'; add at least one line")
     return samples
@@ -98,7 +163,9 @@ def load_samples(path: Path) -> list[Sample]:
 def save_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Write JSON lines atomically."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(json.dumps(s.to_json()) + "\n" for s in samples))
+    # What was recorded elsewhere stays in the file it came in; here the logprobs are the engine's own.
+    rows = [{k: v for k, v in s.to_json().items() if k not in _OURS} for s in samples]
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     temporary.replace(path)
 
 
@@ -141,6 +208,8 @@ def _ids(value: object, where: str) -> tuple[int, ...]:
 def _floats(value: object, where: str) -> tuple[float, ...] | None:
     if value is None:
         return None
+    if isinstance(value, list) and None in value:
+        raise InputError(f"{where}[{value.index(None)}] is null", "give one number a token, or omit the field")
     if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int | float) for x in value):
         raise InputError(f"{where} is not a list of numbers", "give numbers, or omit the field")
     return tuple(float(x) for x in value)

@@ -19,6 +19,7 @@ from diffcheck.base.errors import ExitCode, InputError, RlkError
 from diffcheck.base.files import check_writable, write_text
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
+from diffcheck.base.recorded import RECORDED
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.capture.overrides import parse_override
 from diffcheck.cli import contract as contract_cli
@@ -136,7 +137,9 @@ def _layer_range(text: str | None) -> tuple[int, int] | None:
 @_with_run_options
 def localize(
     context: typer.Context,
-    rollout: Annotated[str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "vllm",
+    rollout: Annotated[
+        str, typer.Option("--rollout", help=f"{_ENGINE_NAMES}, {RECORDED} (what the samples carry), or a trace folder.")
+    ] = "vllm",
     train: Annotated[str, typer.Option("--train", help=f"{_ENGINE_NAMES}, or a trace folder.")] = "megatron",
     infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
     ablate: Annotated[
@@ -164,6 +167,7 @@ def localize(
       rlk-diff localize --model smollm2-135m --json verdict.json --html report.html
       rlk-diff localize --model ./Qwen3-0.6B --samples rollouts.jsonl --dtype float32
       rlk-diff localize --rollout vllm --train vllm --phase prefill
+      rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
 
     Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
@@ -197,7 +201,7 @@ def capture(
     from diffcheck.base.samples import save_samples
     from diffcheck.runs import run_capture
 
-    _one_of("--engine", engine, tuple(ENGINES))
+    _one_of("--engine", engine, (*ENGINES, RECORDED))
     settings = _settings(context)
     for path in (samples_out, out):
         if path:

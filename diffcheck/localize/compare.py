@@ -11,6 +11,7 @@ import numpy.typing as npt
 from diffcheck.base.bits import BoolArray, Difference, UIntArray, compare, ulp_distance
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import TraceError
+from diffcheck.base.recorded import ONLY_LOGPROBS, RECORDED
 from diffcheck.trace.reader import Trace
 
 #: Classes of a histogram: float32 has fewer than 2^33 steps.
@@ -49,7 +50,7 @@ def why_unobserved(node: Boundary, left: Trace, right: Trace) -> str:
     for side, trace in (("left", left), ("right", right)):
         if node.name not in trace:
             engine = trace.header.engine
-            why = trace.header.unobserved.get(node.name, "not captured")
+            why = trace.header.unobserved.get(node.name, ONLY_LOGPROBS if engine == RECORDED else "not captured")
             return f"{side} ({engine}): {why}"
     a, b = left.entry(node.name), right.entry(node.name)
     if a.dtype != b.dtype and "digest" in (a.level, b.level):

@@ -15,12 +15,16 @@ import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
-from diffcheck.localize.preflight import compare_objects
-from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, LogprobStats, Status, Verdict
+from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
+from diffcheck.localize.recorded import judge_record, report_recorded
+from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
+from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
@@ -33,16 +37,43 @@ def _silent(_what: str, _done: int, _total: int) -> None:
     return None
 
 
-def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict:
-    """Compare two traces. ``left`` is the rollout side.
+def localize(
+    left: Trace,
+    right: Trace,
+    progress: Progress = _silent,
+    *,
+    recorded: Sequence[Sequence[float] | None] | None = None,
+) -> Verdict:
+    """Compare two traces. ``left`` is the rollout side. The same samples in another order are compared as the same.
 
     Memory stays bounded: values are streamed in blocks of rows.
+
+    Args:
+        recorded: per sample of ``left`` the logprobs that another system recorded, or None; default: what the traces'
+            samples carry.
 
     Raises:
         TraceError: a trace turns out to be damaged; file and boundary are named.
     """
+    right = join(left, right)
+    verdict = _localize(left, right, progress)
+    if isinstance(right, JoinedTrace):
+        verdict.notes.append("The two sides hold the same samples in another order; they were joined by what they are.")
+    verdict.recorded = report_recorded(left, right, recorded)
+    if verdict.recorded is not None:
+        verdict.notes += [f"{note[0].upper()}{note[1:]}." for note in verdict.recorded.notes]
+        if left.header.engine == RECORDED:
+            judge_record(verdict)
+    return verdict
+
+
+def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
     evidence = {"left": _side(left.header), "right": _side(right.header)}
-    mismatches = compare_objects(left.header.object, right.header.object)
+    samples, theirs = samples_of(left), samples_of(right)
+    mismatches = _unpaired(samples, theirs) or [
+        *compare_versions(left.header.object, right.header.object, samples, theirs),
+        *compare_objects(left.header.object, right.header.object),
+    ]
     if mismatches:
         first = mismatches[0]
         return Verdict(
@@ -52,7 +83,6 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
             evidence=dict(evidence),
         )
     nodes = graph_of(left.header, right.header)
-    samples = [Sample.from_json(s, f"{left.folder}: sample {i}") for i, s in enumerate(left.header.samples)]
     rows = expected_rows(samples)
     compared: dict[str, Compared] = {}
     reasons: dict[str, str] = {}
@@ -72,6 +102,23 @@ def localize(left: Trace, right: Trace, progress: Progress = _silent) -> Verdict
     return verdict
 
 
+def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]:
+    """The mismatch, if the sides do not hold as many samples: which one has no partner."""
+    if len(left) == len(right):
+        return []
+
+    def described(ours: Sequence[Sample], others: Sequence[Sample]) -> str:
+        found = partners(ours, others)
+        alone = next((i for i, j in enumerate(found) if j is None), None)
+        if alone is None:
+            return f"{len(ours)}"
+        s = ours[alone]
+        name = f"id {s.id!r}" if s.id is not None else f"tokens {', '.join(map(str, s.token_ids[:6]))}, ..."
+        return f"{len(ours)}; sample {alone} ({name}) is only here"
+
+    return [Mismatch("samples", described(left, right), described(right, left))]
+
+
 def _side(header: Header) -> dict[str, object]:
     keep = ("engine", "versions", "tensor_parallel", "dtype", "phase", "level", "evidence", "changed")
     return {k: v for k, v in asdict(header).items() if k in keep}
@@ -79,9 +126,11 @@ def _side(header: Header) -> dict[str, object]:
 
 def graph_of(left: Header, right: Header) -> list[Boundary]:
     """The boundaries that two traces are compared at, in topological order."""
-    config = ModelConfig(**left.object.model)
-    same = left.tensor_parallel == right.tensor_parallel
-    return graph(config, left.tensor_parallel if same else 1)
+    known = [header for header in (left, right) if header.object.model]
+    if not known:
+        return [Boundary("logprobs", "logprob", (), 1, rows="response")]
+    same = len({header.tensor_parallel for header in known}) == 1
+    return graph(ModelConfig(**known[0].object.model), known[0].tensor_parallel if same else 1)
 
 
 class _Flow:

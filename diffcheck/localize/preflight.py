@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diffcheck.base.record import ObjectRecord
+from diffcheck.base.samples import Sample
 
 #: Mismatches listed one by one; a wholly different checkpoint needs no more to be told.
 MAX_LISTED = 20
@@ -28,11 +29,52 @@ def compare_objects(left: ObjectRecord, right: ObjectRecord) -> list[Mismatch]:
     block tables, cache layout, padded vocabulary, shard maps.
     """
     found: list[Mismatch] = []
+    # What one side cannot know is no difference.
+    left, right = _completed(left, right), _completed(right, left)
     for mismatch in _walk(left, right):
         found.append(mismatch)
         if len(found) == MAX_LISTED:
             break
     return found
+
+
+def _completed(record: ObjectRecord, other: ObjectRecord) -> ObjectRecord:
+    return replace(record, **{name: getattr(other, name) for name in record.unknown})
+
+
+def compare_versions(
+    left: ObjectRecord, right: ObjectRecord, left_samples: Sequence[Sample], right_samples: Sequence[Sample]
+) -> list[Mismatch]:
+    """Contradictions between the versions of the weights that samples were written under and those that computed.
+
+    Args:
+        left_samples, right_samples: as many, in one order.
+    """
+    found: list[Mismatch] = []
+    for role, record, samples in (("rollout", left, left_samples), ("train", right, right_samples)):
+        versions: dict[int, list[int]] = {}
+        for i, sample in enumerate(samples):
+            if sample.weight_version is not None:
+                versions.setdefault(sample.weight_version, []).append(i)
+        if len(versions) > 1 and not any(m.field == "weight_version of the samples" for m in found):
+            listed = "; ".join(f"version {v}: samples {_few(at)}" for v, at in sorted(versions.items()))
+            found.append(Mismatch("weight_version of the samples", listed, "one set of weights computes them all"))
+        if record.weight_version is not None:
+            for version, at in sorted(versions.items()):
+                if version != record.weight_version:
+                    here = f"{record.weight_version} in the {role} engine"
+                    found.append(Mismatch(f"weight_version[sample {at[0]}]", f"{version} in the sample", here))
+                    break
+    for i, (a, b) in enumerate(zip(left_samples, right_samples, strict=True)):
+        if None not in (a.weight_version, b.weight_version) and a.weight_version != b.weight_version:
+            found.append(Mismatch(f"weight_version[sample {i}]", a.weight_version, b.weight_version))
+            break
+    return found
+
+
+def _few(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+    return ", ".join(map(str, numbers[:5])) + more
 
 
 def _walk(a: ObjectRecord, b: ObjectRecord) -> Iterator[Mismatch]:

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from diffcheck.base.errors import ExitCode
+from diffcheck.base.recorded import RecordedReport
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.preflight import Mismatch
 
 Kind = Literal["equal", "diverged", "not_comparable", "inconclusive"]
@@ -86,37 +87,6 @@ class Coverage:
 
 
 @dataclass
-class LogprobStats:
-    """Logprobs of the response tokens. Differences in nats; k1 and k3 estimate KL(left || right) per token.
-
-    k1 = mean(l - r), k3 = mean(exp(r - l) - 1 - (r - l)) with l, r the left and right logprobs (Schulman's estimators).
-    """
-
-    compared: int
-    mismatch_count: int
-    max_abs_diff: float
-    mean_abs_diff: float
-    k1: float
-    k3: float
-
-    @classmethod
-    def of(cls, left: npt.NDArray[np.float64], right: npt.NDArray[np.float64], mismatch: int) -> LogprobStats:
-        if not left.size:
-            return cls(0, 0, 0.0, 0.0, 0.0, 0.0)
-        # Equal infinities do not differ; everything else follows IEEE, so a NaN stays visible.
-        with np.errstate(invalid="ignore", over="ignore"):
-            delta = np.where(left == right, 0.0, right - left)
-            return cls(
-                compared=int(left.size),
-                mismatch_count=mismatch,
-                max_abs_diff=float(np.abs(delta).max()),
-                mean_abs_diff=float(np.abs(delta).mean()),
-                k1=float(-delta.mean()),
-                k3=float((np.expm1(delta) - delta).mean()),
-            )
-
-
-@dataclass
 class Verdict:
     """Everything ``--json`` holds."""
 
@@ -128,6 +98,10 @@ class Verdict:
     boundaries: list[BoundaryResult] = field(default_factory=list)
     coverage: Coverage = field(default_factory=lambda: Coverage(0, 0))
     logprobs: LogprobStats | None = None
+    #: How what the samples' file carried agrees with what each side computed; None where it carried nothing.
+    recorded: RecordedReport | None = None
+    #: What a reader must know before anything else, one sentence each.
+    notes: list[str] = field(default_factory=list)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     contracts: dict[str, Any] = field(default_factory=lambda: {"left": [], "right": [], "differs_in": []})
     #: left and right: engine, versions, topology, dtype, phase, evidence, deliberate changes.

@@ -6,7 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from diffcheck.base.recorded import RECORDED, Agreement, RecordedReport
 from diffcheck.localize.verdict import BoundaryResult, FirstDivergence
+
+#: Boundaries of an interval that are listed one by one.
+_NAMED = 6
 
 
 def folded(results: Sequence[BoundaryResult]) -> Iterator[list[BoundaryResult]]:
@@ -75,6 +79,34 @@ def equal_before(first: FirstDivergence) -> str:
     return f"{boundaries}, {first.equal_elements_before:,} elements"
 
 
+def interval_in_short(first: FirstDivergence) -> str:
+    """The boundaries among which the divergence arose; of many, the ends."""
+    names = first.interval
+    if len(names) <= _NAMED:
+        return " → ".join(names)
+    return f"{names[0]} → … → {names[-1]} ({len(names)} boundaries)"
+
+
+def record_in_words(report: RecordedReport) -> str:
+    """What the samples carried."""
+    without = f"; {report.without:,} samples without" if report.without else ""
+    return (
+        f"Recorded logprobs: {report.values:,} of {report.samples:,} samples, "
+        f"written down as {report.resolution}{without}"
+    )
+
+
+def worst_in_words(found: Agreement) -> str:
+    """Where the largest difference is, and how many exceed the record's own rounding."""
+    if found.worst is None:
+        return ""
+    sample, index = found.worst
+    beyond = (
+        "" if found.beyond_rounding == found.stats.mismatch_count else f"; {found.beyond_rounding:,} beyond rounding"
+    )
+    return f"; largest at sample {sample}, response token {index}{beyond}"
+
+
 def by_reason(unobserved: Mapping[str, str]) -> dict[str, list[str]]:
     """Reason -> the boundaries that were not observed for it."""
     grouped: dict[str, list[str]] = {}
@@ -85,6 +117,9 @@ def by_reason(unobserved: Mapping[str, str]) -> dict[str, list[str]]:
 
 def side_in_words(side: dict[str, Any]) -> str:
     """What ran on one side, from ``verdict.evidence``: engine, versions, ranks, dtype, phase, profile."""
+    if side["engine"] == RECORDED:
+        ran = side["evidence"]
+        return f"{RECORDED}: {ran['values']:,} logprobs of {ran['file']}, written down as {ran['written_as']}"
     versions = ", ".join(f"{name} {number}" for name, number in side["versions"].items())
     words = [
         f"{side['engine']} ({versions})" if versions else side["engine"],

@@ -19,7 +19,18 @@ from diffcheck.localize import graph_of
 from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
 from diffcheck.report import ablation, dataflow, figures
 from diffcheck.report.charts import svg, tag
-from diffcheck.report.folding import by_reason, equal_before, folded, share, short_count, side_in_words, span_of
+from diffcheck.report.folding import (
+    by_reason,
+    equal_before,
+    folded,
+    interval_in_short,
+    record_in_words,
+    share,
+    short_count,
+    side_in_words,
+    span_of,
+    worst_in_words,
+)
 from diffcheck.report.measure import Measured, measure
 from diffcheck.report.page import Row, both_widths, breakable, brief, write_page
 from diffcheck.trace.reader import Trace
@@ -66,6 +77,8 @@ def _values(verdict: Verdict, measured: Measured, left: Trace, right: Trace) -> 
         "verdict": verdict,
         "engines": engines,
         "sides": list(_sides(verdict)),
+        "record": record_in_words(verdict.recorded) if verdict.recorded else "",
+        "agreements": [(a, worst_in_words(a)) for a in verdict.recorded.agreements] if verdict.recorded else [],
         "statuses": [(_sign(status), status, words) for status, words in _STATUSES.items()],
         "mismatches": [Row([m.field, str(m.left), str(m.right)]) for m in verdict.not_comparable],
         **_contracts(verdict.contracts),
@@ -106,7 +119,7 @@ def _sign(status: str) -> Markup:
 def _first(first: FirstDivergence) -> Iterator[tuple[str, object]]:
     """Terms and descriptions of the first divergence."""
     if first.role == "interval":
-        yield "arose in one of", Markup(" → ").join(tag("code", breakable(name)) for name in first.interval)
+        yield "arose in one of", tag("code", breakable(interval_in_short(first)))
         yield "", "all but the last were not observed on both sides"
     else:
         yield "boundary", tag("code", breakable(first.boundary))

@@ -15,9 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.ablate.report import print_ablation
+from diffcheck.base.recorded import RecordedReport
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.infer.report import print_contracts
 from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
-from diffcheck.report.folding import by_reason, equal_before, folded, layer_of, short_count, side_in_words, span_of
+from diffcheck.report.folding import (
+    by_reason,
+    equal_before,
+    folded,
+    interval_in_short,
+    layer_of,
+    record_in_words,
+    short_count,
+    side_in_words,
+    span_of,
+    worst_in_words,
+)
 
 _STYLE = {"equal": "green", "diverged": "red", "not_comparable": "yellow", "inconclusive": "yellow"}
 _STATUS = {"equal": "green", "origin": "bold red", "receiver": "red", "unobserved": "yellow"}
@@ -43,6 +56,8 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
         console.print(strip)
     if verdict.logprobs:
         console.print(_logprobs(verdict))
+    if verdict.recorded:
+        console.print(_recorded(verdict.recorded))
     if verdict.coverage.expected:
         console.print(_coverage(verdict))
     if seconds := verdict.evidence.get("seconds"):
@@ -51,7 +66,7 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
 
 def _headline(verdict: Verdict) -> RenderableType:
     style = _STYLE[verdict.verdict]
-    lines = [Text(verdict.summary)]
+    lines = [Text(verdict.summary), *(Text(note, style="yellow") for note in verdict.notes)]
     for role, side in (("rollout", "left"), ("train", "right")):
         if side in verdict.evidence:
             lines.append(Text(f"{role:>8}: {side_in_words(verdict.evidence[side])}", style="dim"))
@@ -78,7 +93,7 @@ def _divergence(first: FirstDivergence) -> RenderableType:
     grid.add_column()
     name = Text(first.boundary, style="bold red")
     if first.role == "interval":
-        grid.add_row("between", Text(" → ".join(first.interval), style="bold red"))
+        grid.add_row("between", Text(interval_in_short(first), style="bold red"))
         grid.add_row("", "all but the last were not observed on both sides: the cause is one of these")
     else:
         grid.add_row("boundary", name)
@@ -160,15 +175,27 @@ def _row(group: list[BoundaryResult]) -> tuple[RenderableType, ...]:
 
 
 def _logprobs(verdict: Verdict) -> RenderableType:
-    s = verdict.logprobs
-    assert s is not None
+    assert verdict.logprobs is not None
+    return _statistics("Logprobs: ", verdict.logprobs)
+
+
+def _statistics(what: str, s: LogprobStats) -> Text:
     style = "green" if not s.mismatch_count else "red"
-    line = Text("Logprobs: ")
+    line = Text(what)
     line.append(f"{s.mismatch_count:,} of {s.compared:,} differ", style=style)
     if s.mismatch_count:
         line.append(f"; max |Δ| {s.max_abs_diff:.3g}, mean |Δ| {s.mean_abs_diff:.3g} nats")
         line.append(f", k1 {s.k1:.3g}, k3 {s.k3:.3g}")
     return line
+
+
+def _recorded(report: RecordedReport) -> RenderableType:
+    lines = [Text(record_in_words(report))]
+    for found in report.agreements:
+        line = _statistics(f"  against the {found.side} side ({found.engine}): ", found.stats)
+        line.append(worst_in_words(found))
+        lines.append(line)
+    return Group(*lines)
 
 
 def _coverage(verdict: Verdict) -> RenderableType:

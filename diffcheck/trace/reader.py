@@ -126,7 +126,6 @@ class Trace:
         digests = self.digests(boundary)
         stored = self.stored_rows(boundary)
         rows = np.arange(entry.shape[0]) if stored is None else stored
-        kind = uint_type(entry.dtype)
         step = step or self.block_rows(boundary)
         try:
             view = self._open(boundary).get_slice(boundary)
@@ -136,12 +135,8 @@ class Trace:
                 )
             for start in range(0, rows.size, step):
                 bits = view[start : min(start + step, rows.size)]
-                if bits.dtype != kind:
-                    raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(kind)}")
                 block = rows[start : start + step]
-                wrong = (row_digests(bits, entry.dtype) != digests[block]).any(axis=1)
-                if wrong.any():
-                    raise self._damaged(boundary, f"row {int(block[wrong][0])} does not match its digest")
+                self.check_rows(boundary, block, bits, digests)
                 yield block, bits
         except SafetensorError as error:
             raise self._damaged(boundary, str(error)) from None
@@ -151,6 +146,33 @@ class Trace:
         entry = self.entry(boundary)
         parts = [bits for _, bits in self.blocks(boundary)]
         return np.concatenate(parts) if parts else np.empty((0, entry.shape[1]), uint_type(entry.dtype))
+
+    def slice(self, boundary: str, start: int, stop: int) -> UIntArray:
+        """Stored patterns as they lie in the file, [start, stop); not verified: see `check_rows`.
+
+        Raises:
+            TraceError: truncated or unreadable.
+        """
+        try:
+            bits: UIntArray = self._open(boundary).get_slice(boundary)[start:stop]
+        except SafetensorError as error:
+            raise self._damaged(boundary, str(error)) from None
+        return bits
+
+    def check_rows(
+        self, boundary: str, rows: npt.NDArray[np.int64], bits: UIntArray, digests: npt.NDArray[np.uint8]
+    ) -> None:
+        """Verify patterns [block, width] of ``rows`` against the digests of all rows.
+
+        Raises:
+            TraceError: of the wrong type, or bits that do not match their digest (row named).
+        """
+        dtype = self.entry(boundary).dtype
+        if bits.dtype != uint_type(dtype):
+            raise self._damaged(boundary, f"stored as {bits.dtype}, expected {np.dtype(uint_type(dtype))}")
+        wrong = (row_digests(bits, dtype) != digests[rows]).any(axis=1)
+        if wrong.any():
+            raise self._damaged(boundary, f"row {int(rows[wrong][0])} does not match its digest")
 
     def _tensor(self, boundary: str, suffix: str) -> Any:
         try:

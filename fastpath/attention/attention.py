@@ -93,6 +93,7 @@ def attention(
     *,
     scale: float | None = None,
     save: bool = False,
+    out: torch.Tensor | None = None,
 ) -> AttentionResult:
     """Attention of the last tokens of several sequences over their keys.
 
@@ -104,6 +105,7 @@ def attention(
         kv: keys and values; their heads divide ``heads``.
         scale: factor of the scores; None is 1/sqrt(head_dim).
         save: also return what the backward pass needs.
+        out: contiguous tensor like ``q`` to write instead of a new one; rows of no sequence stay as they are.
 
     Returns:
         The output [tokens, heads, head_dim], contiguous, the same dtype. A sequence with queries but without keys gives
@@ -126,7 +128,9 @@ def attention(
     else:
         sequences, tables, extents, page = kv.starts.shape[0] - 1, kv.starts[:, None], kv.starts, 0
     require_tensor(query_starts, "query_starts", f"sequences+1={sequences + 1}", torch.int32)
-    output = torch.empty(q.shape, dtype=dtype, device=q.device)
+    output = torch.empty(q.shape, dtype=dtype, device=q.device) if out is None else out
+    if out is not None:
+        require_tensor(out, "out", f"tokens={tokens}, heads={heads}, head_dim={head_dim}", dtype)
     statistics = [torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if save else None for _ in range(2)]
     if not tokens:
         return AttentionResult(output, *statistics)

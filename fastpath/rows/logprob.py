@@ -86,6 +86,53 @@ def logprob(
     return out
 
 
+@triton.jit
+def all_logprobs_kernel(logits, value, maximum, total, out, columns, FORMULA: tl.constexpr, BLOCK: tl.constexpr):
+    """out[row, v] = log-probability of v."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * columns + column, mask=column < columns, other=0.0)
+    if FORMULA == 0:
+        result = x - tl.load(value + row)
+    else:
+        # a block of one value: a scalar's logarithm would be another code path of the compiler
+        sums = tl.load(total + row + tl.zeros((BLOCK,), tl.int32))
+        result = (x - tl.load(maximum + row)) - log(sums)
+    tl.store(out + row * columns + column, result, mask=column < columns)
+
+
+def all_logprobs(logits: torch.Tensor, lse: LogsumexpResult, contract: LogprobContract) -> torch.Tensor:
+    """Log-probability of every token: :func:`logprob` of each column.
+
+    Args:
+        logits: float32, [tokens, vocabulary].
+        lse: what :func:`fastpath.rows.logsumexp.logsumexp` returned for the same logits.
+
+    Returns:
+        float32, [tokens, vocabulary].
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as :func:`logprob`.
+    """
+    require_contract(contract)
+    require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
+    rows, columns = logits.shape
+    for name, part in lse._asdict().items():
+        require_tensor(part, f"lse.{name}", f"tokens={rows}", torch.float32)
+    out = torch.empty_like(logits)
+    if out.numel():
+        block = 1024
+        launch(
+            all_logprobs_kernel,
+            (rows, triton.cdiv(columns, block)),
+            *(logits, *lse, out, columns),
+            contract=contract,
+            FORMULA=FORMULAS[contract.order.formula],
+            BLOCK=block,
+        )
+    return out
+
+
 def logprob_gradient(
     logits: torch.Tensor,
     targets: torch.Tensor,

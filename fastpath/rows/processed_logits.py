@@ -6,6 +6,8 @@ Sorting only moves values, so the library sorts; what adds or divides is ours, i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,12 +18,17 @@ from reference.operators.processed_logits import ProcessedLogitsContract
 
 
 @triton.jit
-def scale_kernel(logits, out, size, temperature, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr):
-    """out = logits / temperature, or logits * (1 / temperature)."""
+def scale_kernel(
+    logits, out, size, columns, temperature, BY_ROW: tl.constexpr, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out = logits / temperature, or logits * (1 / temperature); BY_ROW: temperature points to one for each row."""
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + offset, mask=offset < size, other=0.0)
     # a scalar division would be the compiler's own; a block of one value is not
-    divisor = tl.zeros((BLOCK,), tl.float32) + temperature
+    if BY_ROW:
+        divisor = tl.load(temperature + offset // columns, mask=offset < size, other=1.0)
+    else:
+        divisor = tl.zeros((BLOCK,), tl.float32) + temperature
     scaled = x * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(x, divisor)
     tl.store(out + offset, scaled, mask=offset < size)
 
@@ -43,11 +50,12 @@ def weights_kernel(ordered, weights, maximum, sums, columns, LANES: tl.constexpr
 
 
 @triton.jit
-def kept_kernel(weights, sums, kept, rows, columns, threshold, ASCENDING: tl.constexpr, BLOCK: tl.constexpr):
+def kept_kernel(weights, sums, kept, rows, columns, thresholds, ASCENDING: tl.constexpr, BLOCK: tl.constexpr):
     """Which sorted columns stay: weight / sum is cumulated one after the other. Arrays are [columns, rows]."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     total = tl.load(sums + row, mask=inside, other=1.0)
+    threshold = tl.load(thresholds + row, mask=inside, other=1.0)
     probability = div_rn(tl.load(weights + row, mask=inside, other=0.0), total)
     cumulated = probability
     for column in range(0, columns):
@@ -66,9 +74,9 @@ def kept_kernel(weights, sums, kept, rows, columns, threshold, ASCENDING: tl.con
 def processed_logits(
     logits: torch.Tensor,
     contract: ProcessedLogitsContract,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    temperature: float | torch.Tensor = 1.0,
+    top_k: int | torch.Tensor | None = None,
+    top_p: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scale and mask logits.
 
@@ -77,6 +85,9 @@ def processed_logits(
         temperature: above 0; rounded to float32.
         top_k: number of logits to keep, at least 1; None keeps all.
         top_p: probability mass to keep, in (0, 1]; rounded to float32; None or 1 keeps all.
+
+    A tensor [tokens] (float32, or integers for top_k) gives each row a setting of its own. Its range is not checked:
+    that would wait for the device.
 
     Returns:
         float32, [tokens, vocabulary]; masked columns are -inf.
@@ -88,11 +99,16 @@ def processed_logits(
     implemented = {"order.sum": tuple(_LANES), "rounding.output": "float32", "primitives.exp": "rlk"}
     require_fields(contract, implemented)
     require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
-    if not 0 < temperature < float("inf"):
+    for name, setting in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        if isinstance(setting, torch.Tensor) and setting.shape != logits.shape[:1]:
+            raise ValueError(f"{name}: expected shape [tokens={logits.shape[0]}], got {list(setting.shape)}")
+    divisor: Any = temperature.float() if isinstance(temperature, torch.Tensor) else temperature
+    by_row = isinstance(temperature, torch.Tensor)
+    if not by_row and not 0 < divisor < float("inf"):
         raise ValueError(f"temperature: must be finite and above 0, got {temperature!r}")
-    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+    if top_k is not None and (not isinstance(top_k, int | torch.Tensor) or (isinstance(top_k, int) and top_k < 1)):
         raise ValueError(f"top_k: must be an integer of at least 1 or None, got {top_k!r}")
-    if top_p is not None and not 0 < top_p <= 1:
+    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
         raise ValueError(f"top_p: must be above 0 and at most 1, or None, got {top_p!r}")
     scaled = torch.empty_like(logits)
     size, block = logits.numel(), 1024
@@ -100,15 +116,16 @@ def processed_logits(
         return scaled
     reciprocal = contract.primitives.temperature == "reciprocal"
     grid = (triton.cdiv(size, block),)
-    arguments = (logits, scaled, size, temperature)
-    launch(scale_kernel, grid, *arguments, contract=contract, RECIPROCAL=reciprocal, BLOCK=block)
-    filters = {"top_k": top_k is not None, "top_p": top_p is not None and top_p < 1}
+    arguments = (logits, scaled, size, logits.shape[1], divisor)
+    constants: dict[str, Any] = {"BY_ROW": by_row, "RECIPROCAL": reciprocal, "BLOCK": block}
+    launch(scale_kernel, grid, *arguments, contract=contract, **constants)
+    filters = {"top_k": top_k is not None, "top_p": isinstance(top_p, torch.Tensor) or (top_p or 1) < 1}
     order = ("top_k", "top_p") if contract.order.filters == "top_k_top_p" else ("top_p", "top_k")
     for name in order:
         if filters[name] and name == "top_k":
-            scaled = _mask(scaled, _top_k(scaled, int(top_k or 0), contract))
+            scaled = _mask(scaled, _top_k(scaled, top_k, contract))
         elif filters[name]:
-            scaled = _mask(scaled, _top_p(scaled, float(top_p or 0), contract))
+            scaled = _mask(scaled, _top_p(scaled, top_p, contract))
     return scaled
 
 
@@ -119,27 +136,38 @@ def _mask(logits: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return torch.where(keep, logits, torch.full_like(logits, float("-inf")))
 
 
-def _top_k(logits: torch.Tensor, k: int, contract: ProcessedLogitsContract) -> torch.Tensor:
-    k = min(k, logits.shape[1])
+def _top_k(logits: torch.Tensor, k: Any, contract: ProcessedLogitsContract) -> torch.Tensor:
+    rows, columns = logits.shape
+    kept = _setting(k, rows, torch.int64, logits).clamp(max=columns)[:, None]
     ordered, index = torch.sort(logits, dim=1, descending=True, stable=True)
     if contract.domain.top_k_ties == "keep":
-        return logits >= ordered[:, k - 1 : k]
-    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index[:, :k], True)
+        return logits >= ordered.gather(1, kept - 1)
+    among = torch.arange(columns, device=logits.device) < kept
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index, among)
 
 
-def _top_p(logits: torch.Tensor, p: float, contract: ProcessedLogitsContract) -> torch.Tensor:
+def _setting(setting: Any, rows: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """A setting as a tensor [rows] on the device of ``like``."""
+    if isinstance(setting, torch.Tensor):
+        return setting.to(dtype)
+    return torch.full((rows,), setting, dtype=dtype, device=like.device)
+
+
+def _top_p(logits: torch.Tensor, p: Any, contract: ProcessedLogitsContract) -> torch.Tensor:
     rows, columns = logits.shape
+    mass = _setting(p, rows, torch.float32, logits)
     ascending = contract.order.top_p == "ascending"
     ordered, index = torch.sort(logits, dim=1, descending=not ascending, stable=True)
     maximum = ordered[:, -1 if ascending else 0].contiguous()
     weights, sums = torch.empty_like(ordered), torch.empty_like(maximum)
     lanes = min(_LANES[contract.order.sum], 1 << (columns.bit_length() - 1))
     launch(weights_kernel, (rows,), ordered, weights, maximum, sums, columns, contract=contract, LANES=lanes)
-    threshold = torch.tensor(p, dtype=torch.float32)
-    limit = float(1 - threshold) if ascending else float(threshold)
+    limit = 1 - mass if ascending else mass
     kept = torch.empty(columns, rows, dtype=torch.int8, device=logits.device)
     arguments = (weights.t().contiguous(), sums, kept, rows, columns, limit)
     constants = {"ASCENDING": ascending, "BLOCK": 32}
     options = {"num_warps": 1}
     launch(kept_kernel, (triton.cdiv(rows, 32),), *arguments, contract=contract, options=options, **constants)
-    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index, kept.t().bool())
+    # a mass of 1 keeps all, columns without probability too
+    among = kept.t().bool() | (mass >= 1)[:, None]
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, index, among)

@@ -26,10 +26,13 @@ TILE = 2048
 
 @triton.jit
 def qk_norm_rope_kernel(
-    x, weight, positions, cosines, sines, output, token_stride, table_rows, epsilon,
+    x, weight, second_weight, positions, cosines, sines, output, token_stride, table_rows, epsilon, first_heads,
     HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, NEIGHBOUR: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS heads of one token, [HEADS, 2 * HALF]; pairs (i, i + HALF), or (2i, 2i + 1) where NEIGHBOUR."""
+    """ROWS heads of one token, [HEADS, 2 * HALF]; pairs (i, i + HALF), or (2i, 2i + 1) where NEIGHBOUR.
+
+    Heads from ``first_heads`` on have ``second_weight``.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     pair = tl.arange(0, HALF)
@@ -47,8 +50,9 @@ def qk_norm_rope_kernel(
     known = (position >= 0) & (position < table_rows)
     cos = tl.load(cosines + position * HALF + pair, mask=known, other=float("nan"))[None, :]
     sin = tl.load(sines + position * HALF + pair, mask=known, other=float("nan"))[None, :]
-    w_first = widen(tl.load(weight + first))[None, :]
-    w_second = widen(tl.load(weight + second))[None, :]
+    later = (head >= first_heads) & (pair >= 0)[None, :]
+    w_first = widen(tl.where(later, tl.load(second_weight + first)[None, :], tl.load(weight + first)[None, :]))
+    w_second = widen(tl.where(later, tl.load(second_weight + second)[None, :], tl.load(weight + second)[None, :]))
     zeros = tl.zeros([ROWS, HALF], tl.float32)
     a_squares = tl.fma(a, a, zeros)
     b_squares = tl.fma(b, b, zeros)
@@ -93,6 +97,53 @@ def qk_norm_rope(
         UnsupportedError: a contract field, format or head_dim without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument; epsilon; contracts of two formats.
     """
+    return _launch(x, weight, weight, positions, table, x.shape[1] if x.ndim == 3 else 0, epsilon, norm, rotation)
+
+
+def packed_qk_norm_rope(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    positions: torch.Tensor,
+    table: RopeTable,
+    heads: int,
+    kv_heads: int,
+    epsilon: float,
+    norm: QkNormContract,
+    rotation: RopeContract,
+) -> torch.Tensor:
+    """:func:`qk_norm_rope` of the query and the key heads of a packed projection, in one launch.
+
+    Args:
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]: query, key and value heads.
+        q_weight, k_weight: [head_dim] each.
+        others: as :func:`qk_norm_rope`.
+
+    Returns:
+        [tokens, heads + kv_heads, head_dim], contiguous: queries, then keys.
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as :func:`qk_norm_rope`.
+    """
+    head_dim = q_weight.shape[0]
+    if qkv.ndim != 2 or qkv.shape[1] != (heads + 2 * kv_heads) * head_dim:
+        expected = f"[tokens, {heads} + 2 * {kv_heads} heads of {head_dim}]"
+        raise ValueError(f"qkv: expected shape {expected}, got {list(qkv.shape)}")
+    x = qkv[:, : (heads + kv_heads) * head_dim].unflatten(1, (heads + kv_heads, head_dim))
+    return _launch(x, q_weight, k_weight, positions, table, heads, epsilon, norm, rotation)
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    second_weight: torch.Tensor,
+    positions: torch.Tensor,
+    table: RopeTable,
+    first_heads: int,
+    epsilon: float,
+    norm: QkNormContract,
+    rotation: RopeContract,
+) -> torch.Tensor:
     dtype = require_norm(norm, epsilon)
     if accepted(rotation, IMPLEMENTED) != dtype:
         raise ValueError(f"rotation: rounding.output must be {norm.rounding.output}, as the norm's")
@@ -100,6 +151,7 @@ def qk_norm_rope(
     tokens, heads, head_dim = x.shape
     require_head_dim(head_dim)
     require_tensor(weight, "weight", f"head_dim={head_dim}", dtype)
+    require_tensor(second_weight, "k_weight", f"head_dim={head_dim}", dtype)
     require_tensor(positions, "positions", f"tokens={tokens}", *INDEX_TYPES)
     require_tensor(table.cos, "table.cos", f"positions, half={head_dim // 2}", torch.float32)
     require_tensor(table.sin, "table.sin", f"positions={table.cos.shape[0]}, half={head_dim // 2}", torch.float32)
@@ -109,8 +161,8 @@ def qk_norm_rope(
         launch(
             qk_norm_rope_kernel,
             (tokens, triton.cdiv(heads, rows)),
-            *(x, weight, positions, table.cos, table.sin, output, x.stride(0), table.cos.shape[0]),
-            round_epsilon(epsilon),
+            *(x, weight, second_weight, positions, table.cos, table.sin, output, x.stride(0), table.cos.shape[0]),
+            *(round_epsilon(epsilon), first_heads),
             contract=norm,
             HEADS=heads,
             HALF=head_dim // 2,

@@ -57,6 +57,13 @@ class ArrayOperators:
             },
         }
 
+    def clear(self) -> None:
+        """Count from zero."""
+        self.calls.clear()
+
+    def whole_table(self, head_dim: int, theta: float, length: int) -> None:
+        """None: on a CPU the positions of a forward are known, and a table of them is enough."""
+
     def weight(self, weight: Tensor) -> Float32Array:
         """A weight [outputs, inputs] as the products read it fastest: float32, columns contiguous."""
         return np.asfortranarray(to_array(weight))

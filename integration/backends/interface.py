@@ -38,8 +38,15 @@ class Operators(Protocol):
     dtype: Any
     #: Operator -> contract, of the profile for that dtype. Whoever changes one changes the arithmetic.
     contracts: dict[str, Any]
-    #: Calls of each operator since somebody cleared it. Of kernels: those launched outside of graphs.
-    calls: Counter[str]
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Calls of each operator since `clear`; of kernels their launches, replays of graphs included."""
+        ...
+
+    def clear(self) -> None:
+        """Count from zero."""
+        ...
 
     def evidence(self) -> Mapping[str, Any]:
         """Which operators ran, how often, by what, and under which contract; plain data."""
@@ -83,6 +90,10 @@ class Operators(Protocol):
 
     def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
         """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
+        ...
+
+    def whole_table(self, head_dim: int, theta: float, length: int) -> Table | None:
+        """The table of every position below ``length``; None where `rope_table` needs the positions themselves."""
         ...
 
     def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int) -> Table:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from diffcheck.base.models import BUILT_IN
 from diffcheck.cli import guard
+from integration.grpo.budget import Budget
 from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
 from integration.grpo.tasks import TASKS
@@ -41,11 +42,19 @@ def run(
     dtype: Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32.")] = None,
     tp: Annotated[int | None, typer.Option("--tp", min=1, help="Tensor-parallel ranks of each engine.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0)] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Arithmetic of mode strict.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=1, help="End in time, start included, at the end of a step; then --resume."),
+    ] = None,
     asynchronous: Annotated[bool, typer.Option("--async", help="Roll out one step ahead of training.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Engines as Ray actors.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest checkpoint.")] = False,
 ) -> None:
-    """Train, and count at every step what the two engines disagree on."""
+    """Train, and count at every step what the two engines disagree on.
+
+    SIGTERM ends it at the end of the step in progress, with a checkpoint; a second one at once.
+    """
     from integration.grpo.loop import Run
 
     given: dict[str, Any] = {
@@ -57,6 +66,7 @@ def run(
         "dtype": dtype,
         "tp": tp,
         "seed": seed,
+        "profile": profile,
         "staleness": 1 if asynchronous else None,
         "ray": ray or None,
     }
@@ -65,7 +75,16 @@ def run(
     module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_process")
     open_engine = getattr(importlib.import_module(f"integration.grpo.workers.{module}"), function)
     command = shlex.join(["rlk-grpo", *sys.argv[1:]])
-    records = Run(chosen, out, open_engine, resume=resume, command=command, announce=_announce, finished=_show).run()
+    records = Run(
+        chosen,
+        out,
+        open_engine,
+        resume=resume,
+        command=command,
+        stop_after=Budget(seconds),
+        announce=_announce,
+        finished=_show,
+    ).run()
     last = records[-1]
     compared = sum(record["compared"] for record in records)
     different = sum(record["mismatch_count"] for record in records)

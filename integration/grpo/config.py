@@ -13,10 +13,15 @@ from typing import Any, get_type_hints
 from diffcheck.base.errors import InputError
 
 PROFILE = "strict-v1/fma32-seq"
+#: Engine -> profile that strict runs follow where none is named: on a GPU that of an H200's matrix unit.
+PROFILES = {"cpu": PROFILE, "gpu": "strict-v1/hopper-k16"}
 #: File of a run's folder.
 CONFIG = "config.json"
 #: Fields that may change between a run and its continuation: they decide no bit of a step before the change.
-FREE = ("steps", "checkpoint_stride", "keep_checkpoints", "max_restarts", "preflight_stride", "ray", "replicas")
+FREE = (
+    *("steps", "checkpoint_stride", "keep_checkpoints", "max_restarts", "preflight_stride", "ray", "replicas"),
+    "gpu_memory",
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class GrpoConfig:
     #: strict: both engines follow the profile; native: both compute as they please.
     mode: str = "strict"
     engine: str = "cpu"
+    #: Arithmetic profile of mode strict; empty: that of `PROFILES`.
+    profile: str = ""
     dtype: str = "bfloat16"
     seed: int = 0
     steps: int = 200
@@ -47,6 +54,15 @@ class GrpoConfig:
     top_p: float = 1.0
     #: Requests that vLLM computes at once.
     max_sequences: int = 64
+    #: Tokens of one forward of vLLM; fewer than the prompts have makes chunked prefill. 0: no chunks on a CPU, vLLM's
+    #: own choice on a GPU.
+    max_batched_tokens: int = 0
+    #: Blocks of vLLM's KV cache; fewer than the requests in flight need makes preemption. 0: as memory allows.
+    cache_blocks: int = 0
+    #: On a GPU: run vLLM without compilation and CUDA graphs. On a CPU it has neither.
+    eager: bool = False
+    #: Share of a GPU's memory for vLLM; 0: what weights and requests need, so that the trainer fits beside it.
+    gpu_memory: float = 0.0
 
     lr: float = 3e-3
     beta1: float = 0.9
@@ -70,6 +86,9 @@ class GrpoConfig:
     threads: int = 2
     #: 0: a step's rollouts are made with the newest weights. 1: with those before, while the step before trains.
     staleness: int = 0
+    #: How new weights reach vLLM. device: copied in place out of memory that both processes map, without a trip over
+    #: the host; file: through a file of the run's folder; auto: device on a GPU, between processes of one machine.
+    transport: str = "auto"
     #: Engines as Ray actors in place of child processes.
     ray: bool = False
     #: Rollout engines under Ray.
@@ -102,6 +121,19 @@ class GrpoConfig:
             raise InputError(
                 "top_k and top_p need mode strict: Megatron's own cross-entropy knows neither", "leave them out"
             )
+        if self.mode == "native" and self.profile:
+            raise InputError(
+                f"profile {self.profile!r} needs mode strict: native engines follow none", "leave it out, or set mode"
+            )
+        if self.engine == "cpu" and (self.eager or self.gpu_memory):
+            name = "eager" if self.eager else "gpu_memory"
+            raise InputError(f"{name} needs engine gpu: on a CPU it would change nothing", "leave it out")
+        if self.transport == "device" and (self.tp > 1 or self.ray):
+            other = f"tp {self.tp}" if self.tp > 1 else "ray"
+            raise InputError(
+                f"transport device with {other}: both engines must be one process each of one machine",
+                "use transport file",
+            )
         if self.kl_coef and (self.top_k or self.top_p < 1):
             raise InputError(
                 "kl_coef with top_k or top_p: the KL is infinite where the two policies keep different tokens",
@@ -109,9 +141,15 @@ class GrpoConfig:
             )
 
     @property
-    def profile(self) -> str | None:
-        """Arithmetic profile of both engines."""
-        return PROFILE if self.mode == "strict" else None
+    def followed(self) -> str | None:
+        """Arithmetic profile that both engines follow; None in mode native."""
+        return (self.profile or PROFILES[self.engine]) if self.mode == "strict" else None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether weights go from engine to engine in memory that both map."""
+        alone = self.tp == 1 and not self.ray
+        return self.transport == "device" or (self.transport == "auto" and self.engine == "gpu" and alone)
 
     @property
     def device(self) -> str:
@@ -137,6 +175,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "engine": ("cpu", "gpu"),
     "dtype": ("bfloat16", "float32"),
     "staleness": (0, 1),
+    "transport": ("auto", "file", "device"),
 }
 _MANY = 10**9
 _RANGES: dict[str, tuple[float, float]] = {
@@ -149,6 +188,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_k": (0, _MANY),
     "top_p": (1e-6, 1.0),
     "max_sequences": (1, 4096),
+    "max_batched_tokens": (0, 10**6),
+    "cache_blocks": (0, _MANY),
+    "gpu_memory": (0.0, 0.95),
     "lr": (0.0, 10.0),
     "beta1": (0.0, 1.0),
     "beta2": (0.0, 1.0),

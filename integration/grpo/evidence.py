@@ -59,7 +59,7 @@ class Evidence:
             "versions": package_versions(*PACKAGES) | {"python": platform.python_version()},
             "device": {"kind": self._config.device, "machine": platform.machine(), "cores": os.cpu_count()},
             "mode": self._config.mode,
-            "profile": self._config.profile,
+            "profile": self._config.followed,
             "steps": self._latest["steps"],
             "rollout": rollout,
             "train": train,

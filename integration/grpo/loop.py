@@ -24,14 +24,15 @@ from integration.grpo.buffer.records import Generated, Sample, Scored
 from integration.grpo.checkpoint import Checkpoints
 from integration.grpo.config import CONFIG, GrpoConfig, check_continues, stored_config
 from integration.grpo.evidence import Evidence
+from integration.grpo.machine import check_machine
 from integration.grpo.mismatch.metrics import mismatch_of
 from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
 from integration.grpo.steplog import append_step, keep_steps, step_record
 from integration.grpo.tasks import open_task
 from integration.grpo.workers.actors import Actor
+from integration.grpo.workers.delivery import Delivery
 from integration.grpo.workers.engines import ROLES, OpenEngine, Role
 from integration.grpo.workers.objective import advantages
-from integration.grpo.workers.weights import weights_path
 
 Announce = Callable[[str], None]
 PHASES = ("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint")
@@ -41,7 +42,8 @@ class Run:
     """One run in its folder.
 
     Args:
-        resume: the folder holds a run that goes on; else it must hold none.
+        resume: the folder holds a run that goes on; else it must hold none that finished a step.
+        stop_after: is asked with each finished step and its seconds whether to end here; the run can be resumed.
         announce: is told what happens, a line each.
         finished: is shown each step's record.
 
@@ -57,29 +59,32 @@ class Run:
         *,
         resume: bool = False,
         command: str = "",
+        stop_after: Callable[[int, float], bool] = lambda _step, _seconds: False,
         announce: Announce = lambda _: None,
         finished: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.config, self.out = config, out
         self._open_engine, self._announce, self._finished = open_engine, announce, finished
+        self._stop_after, self._stopping = stop_after, False
         self._folder, self._model = resolve_model(config.model, announce)
         self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
         self._length = self._sequence_length()
-        _claim(out, config, resume=resume)
+        check_machine(config, self._model, self._length)
+        is_begun = _claim(out, config, resume=resume)
         self._steps_path = out / "steps.jsonl"
         self._checkpoints = Checkpoints(out / "checkpoints", config.keep_checkpoints)
-        self._evidence = Evidence(out / "evidence.json", config, command)
         self._buffer = Buffer.open(out / "samples.sqlite")
+        if not is_begun:
+            # What a run left that ended before its first step: another configuration may begin here.
+            self._buffer.clear()
+            (out / "evidence.json").unlink(missing_ok=True)
+        self._evidence = Evidence(out / "evidence.json", config, command)
         # Only now: until here another run may have held the folder.
         write_text(out / CONFIG, json.dumps(config.to_json(), indent=1) + "\n")
         self._actors: dict[Role, Actor] = {}
-        #: Of each version that is kept: HF name -> digest, and the digest of all.
-        self._digests: dict[int, dict[str, str]] = {}
-        self._digest: dict[int, str] = {}
+        self._delivery = Delivery(config, out / "weights", announce)
         #: Version that the last preflight probed.
         self._probed: int | None = None
-        #: Version that the rollout engine holds.
-        self._live: int | None = None
         self._seconds: dict[str, float] = {}
 
     def run(self) -> list[dict[str, Any]]:
@@ -131,6 +136,9 @@ class Run:
         self._evidence.began(first)
         for step in range(first, self.config.steps + 1):
             records.append(self._step(step))
+            if self._stopping:
+                self._announce(f"stopped after step {step} of {self.config.steps}: go on with --resume")
+                break
         self._buffer.check()
         self._evidence.write(self._rollout, self._trainer, len(records))
         return records
@@ -150,7 +158,8 @@ class Run:
             self._actors[role] = self._open_engine(role, self.config, options, logs)
         for role in missing:
             self._actors[role].wait_ready()
-        self._live, self._probed, self._digests, self._digest = None, None, {}, {}
+        self._delivery.attach(self._rollout, self._trainer)
+        self._probed = None
 
     def _bury(self) -> None:
         """End the actors that died, and those that cannot be set back."""
@@ -180,11 +189,12 @@ class Run:
         if found is not None:
             self._trainer.call("load", folder=str(found.folder), version=done)
             self._announce(f"going on after step {done}")
-        self._export(done)
+        self._delivery.export(done)
+        digest = self._delivery.digest(done)
         known = {weights.version: weights.digest for weights in self._buffer.weights()}
         if done not in known:
-            self._buffer.add_weights(done, done, self._digest[done])
-        elif known[done] != self._digest[done]:
+            self._buffer.add_weights(done, done, digest)
+        elif known[done] != digest:
             raise InputError(
                 f"{self.out}: the weights of step {done} are not those that the run had there",
                 "restore the model's folder or the checkpoint from a copy, or start anew in another folder",
@@ -208,22 +218,24 @@ class Run:
         found = mismatch_of(scored, config.rollout_version(step))
         learned = self._learn(step, scored, reference)
         with self._timed("sync"):
-            self._export(step)
+            self._delivery.export(step)
             if not config.staleness:
-                self._sync(step)
-            self._buffer.synced(step, step, self._digest[step])
-        is_checkpoint = step % config.checkpoint_stride == 0 or step == config.steps
+                self._delivery.sync(step)
+            digest = self._delivery.digest(step)
+            self._buffer.synced(step, step, digest)
+        self._stopping = step < config.steps and self._stop_after(step, time.perf_counter() - start)
+        is_checkpoint = step % config.checkpoint_stride == 0 or step == config.steps or self._stopping
         with self._timed("checkpoint"):
             if is_checkpoint:
                 self._trainer.call("save", folder=str(self._checkpoints.stage(step)))
         consumed = self._buffer.samples(step)
-        record = step_record(step, config.rollout_version(step), found, consumed, learned, self._digest[step])
+        record = step_record(step, config.rollout_version(step), found, consumed, learned, digest)
         seconds = {**self._seconds, "total": time.perf_counter() - start}
         record["seconds"] = {name: round(value, 4) for name, value in seconds.items()}
         # The line before the checkpoint: one of a step without its line could not be gone back to.
         append_step(self._steps_path, record)
         if is_checkpoint:
-            self._checkpoints.commit(step, {"version": step, "digest": self._digest[step]})
+            self._checkpoints.commit(step, {"version": step, "digest": digest})
         self._finished(record)
         if config.mode == "strict" and found.mismatch_count:
             raise DivergedError(
@@ -271,7 +283,7 @@ class Run:
         config = self.config
         version = config.rollout_version(step)
         with self._timed("sync"):
-            self._sync(version)
+            self._delivery.sync(version)
         if config.preflight_stride and version % config.preflight_stride == 0 and version != self._probed:
             with self._timed("preflight"):
                 self._preflight(step, version)
@@ -279,7 +291,7 @@ class Run:
             prompts = self._task.prompts(step, config.prompts_per_step)
             planned = self._buffer.plan(step, prompts, config.group_size, rollout_version=version, seed=config.seed)
             requests = [{"id": s.id, "prompt": s.prompt_token_ids.tolist(), "seed": s.seed} for s in planned]
-            self._rollout.start("generate", requests=requests, version=version, digests=self._digests[version])
+            self._rollout.start("generate", requests=requests, version=version, digests=self._delivery.digests(version))
 
     def _collect(self, step: int) -> list[Sample]:
         """The samples of ``step`` with their responses."""
@@ -306,27 +318,6 @@ class Run:
         )
         if self.config.mode == "strict":
             require_equal(found)
-
-    def _export(self, version: int) -> None:
-        """Have the trainer write the weights of ``version``, and remove files that nobody needs any more."""
-        path = weights_path(self.out / "weights", version)
-        found = self._trainer.call("export", version=version, path=str(path))
-        self._digests[version], self._digest[version] = found["digests"], found["digest"]
-        oldest = max(self._digests) - self.config.staleness
-        self._digests = {v: digests for v, digests in self._digests.items() if v >= oldest}
-        needed = {weights_path(path.parent, kept) for kept in self._digests}
-        for file in set(path.parent.glob("v*.safetensors")) - needed:
-            file.unlink()
-
-    def _sync(self, version: int) -> None:
-        """Have the rollout engine hold ``version``."""
-        if self._live == version:
-            return
-        if version not in self._digests:
-            self._export(version)
-        path = weights_path(self.out / "weights", version)
-        self._rollout.call("sync", path=str(path), version=version, digests=self._digests[version])
-        self._live = version
 
     def _sequence_length(self) -> int:
         longest = self._task.longest_prompt + self.config.max_tokens
@@ -376,16 +367,23 @@ def _sequence(sample: Sample) -> dict[str, Any]:
     return {"id": sample.id, "prompt": sample.prompt_token_ids.tolist(), "response": _response(sample)}
 
 
-def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> None:
-    """Make the folder, or check that what is in it is this run."""
+def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> bool:
+    """Make the folder, or check that what is in it is this run.
+
+    Returns:
+        Whether a step of it was ever finished.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}", "choose another --out") from None
     found = stored_config(out)
-    if found is not None:
+    steps = out / "steps.jsonl"
+    is_begun = (steps.exists() and steps.stat().st_size > 0) or any((out / "checkpoints").glob("step-*"))
+    if found is not None and is_begun:
         if not resume:
             raise InputError(f"{out}: holds a run already", "go on with --resume, or choose another --out")
         check_continues(found, config)
-    elif any(out.iterdir()) and not resume:
+    elif found is None and any(out.iterdir()) and not resume:
         raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
+    return is_begun

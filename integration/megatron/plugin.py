@@ -208,7 +208,7 @@ def begin(model: Any) -> None:
     ]
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} would run natively")
-    modules.operators_of(model.config).calls.clear()
+    modules.operators_of(model.config).clear()
 
 
 def evidence(model: Any, forwards: int) -> dict[str, Any]:

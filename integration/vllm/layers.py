@@ -18,7 +18,8 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from integration.vllm.state import operators
+from integration.vllm.state import on_gpu, operators
+from reference.operators import RopeTable
 
 Tensor = Any
 
@@ -59,11 +60,32 @@ class StrictLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         return own.row_linear_partial(x, layer.rlk_weight, self._ranks)
 
 
+class KernelLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """The kernels read a layer's weight where it lies: it may be overwritten in place, captured graphs included."""
+
+    def __init__(self, ranks: int | None) -> None:
+        """``ranks``: of a row-parallel layer."""
+        super().__init__()
+        self._ranks = ranks
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.rlk_dtype = layer.weight.dtype
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As `StrictLinearMethod.apply`."""
+        own = operators(layer.weight.dtype)
+        if self._ranks is None:
+            return own.linear(x, layer.weight, bias)
+        return own.row_linear_partial(x, layer.weight, self._ranks)
+
+
 def _use_strict_method(layer: Any, ranks: int | None = None) -> None:
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         method = type(layer.quant_method).__name__
         raise TypeError(f"{layer.prefix}: {method} has no strict contract; use an unquantised model")
-    layer.quant_method = StrictLinearMethod(ranks)
+    if on_gpu() and layer.tp_size > 1:
+        raise TypeError(f"{layer.prefix}: tensor parallelism over GPUs has no strict path yet")
+    layer.quant_method = (KernelLinearMethod if on_gpu() else StrictLinearMethod)(ranks)
 
 
 class StrictQKVParallelLinear(QKVParallelLinear):  # type: ignore[misc]
@@ -92,8 +114,12 @@ class StrictRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         _use_strict_method(self, self.tp_size)
 
     def forward(self, input_: Tensor) -> Any:
-        partial = self.quant_method.apply(self, input_)
-        output = operators(self.rlk_dtype).row_linear_merge(gather_ranks(partial), self.bias)
+        own = operators(self.rlk_dtype)
+        if torch.compiler.is_compiling():  # one rank, and nobody looks at its partial sum
+            output = own.row_linear(input_, self.weight, self.bias)
+        else:
+            partial = self.quant_method.apply(self, input_)
+            output = own.row_linear_merge(gather_ranks(partial), self.bias)
         return (output, None) if self.return_bias else output
 
 
@@ -118,10 +144,20 @@ class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.rotary_dim != self.head_size or not self.is_neox_style:
             raise TypeError("RoPE over a part of the head, or of interleaved pairs, has no strict contract")
+        whole = operators(self.dtype).whole_table(self.head_size, float(self.base), self.max_position_embeddings)
+        self.register_buffer("rlk_cos", None if whole is None else whole.cos, persistent=False)
+        self.register_buffer("rlk_sin", None if whole is None else whole.sin, persistent=False)
+
+    def table(self, positions: Tensor) -> Any:
+        """Cosines and sines of ``positions`` [tokens], as the operators take them."""
+        if self.rlk_cos is not None:
+            return RopeTable(self.rlk_cos, self.rlk_sin)
+        own = operators(self.dtype)
+        return own.rope_table(positions, self.head_size, float(self.base), self.max_position_embeddings)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         own, where = operators(query.dtype), positions.flatten()
-        table = own.rope_table(where, self.head_size, float(self.base), self.max_position_embeddings)
+        table = self.table(where)
 
         def rotate(x: Tensor) -> Tensor:
             heads = x.reshape(where.shape[0], -1, self.head_size)
@@ -144,10 +180,10 @@ class StrictVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[misc
     def forward(self, input_: Tensor) -> Tensor:
         own, first = operators(self.weight.dtype), self.shard_indices.org_vocab_start_index
         last = self.shard_indices.org_vocab_end_index
+        if self.tp_size == 1:
+            return own.embedding(input_, self.weight[:last])
         mine = (input_ >= first) & (input_ < last)
         rows = own.embedding(torch.where(mine, input_ - first, 0), self.weight)
-        if self.tp_size == 1:
-            return rows
         for part, owned in zip(gather_ranks(rows), gather_ranks(mine), strict=True):
             rows = torch.where(owned.unsqueeze(-1), part, rows)
         return rows
@@ -172,6 +208,8 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             raise TypeError("logits with a bias, or of one rank, have no strict contract")
         # Converted anew each time: a tied head is the embedding's weight, which may be changed in place.
         own = operators(hidden_states.dtype)
+        if lm_head.tp_size == 1:
+            return own.lm_head(hidden_states, own.weight(lm_head.weight[: self.org_vocab_size]))
         local = own.lm_head(hidden_states, own.weight(lm_head.weight))
         return torch.cat(gather_ranks(local), dim=-1)[..., : self.org_vocab_size]
 
@@ -188,3 +226,32 @@ REPLACEMENTS = {
     ParallelLMHead: StrictParallelLMHead,
     LogitsProcessor: StrictLogitsProcessor,
 }
+
+
+def packed_attention(native: Any) -> Any:
+    """Qwen3's attention layer with the norms and rotations of q and k in one kernel, where a compiler traces it.
+
+    Elsewhere the layer's own modules run, one by one, so that each can be observed; the bits are the same.
+    """
+
+    def forward(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return native(self, positions, hidden_states)
+        own: Any = operators(hidden_states.dtype)  # the kernels', which have it
+        where = positions.flatten()
+        qkv, _ = self.qkv_proj(hidden_states)
+        both = own.packed_qk_norm_rope(
+            qkv,
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self.q_norm.variance_epsilon,
+            where,
+            self.rotary_emb.table(where),
+            self.num_heads,
+            self.num_kv_heads,
+        )
+        value = qkv[:, self.q_size + self.kv_size :]
+        output, _ = self.o_proj(self.attn(both[:, : self.num_heads], both[:, self.num_heads :], value))
+        return output
+
+    return forward

@@ -5,15 +5,19 @@ Without ``RLK_PROFILE`` nothing is imported and nothing is changed.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from integration.versions import Patch, apply_patches, check_version
-from integration.vllm.state import PROFILE, current, operators
+from integration.vllm.state import PROFILE, current, on_gpu, operators
+from reference.contract.profiles import profile as find_profile
 
-#: Release series that were read and tested.
-SUPPORTED = ("0.32",)
+#: Release series that were read and tested, by where vLLM computes.
+SUPPORTED = {"cpu": ("0.32",), "gpu": ("0.22",)}
 
 
 def _strict_sampler(_original: Any) -> Any:
@@ -22,18 +26,49 @@ def _strict_sampler(_original: Any) -> Any:
     return StrictSampler
 
 
+def _counting(original: Any) -> Any:
+    from integration.vllm.graphs import counting
+
+    return counting(original)
+
+
+def _packed_attention(original: Any) -> Any:
+    from integration.vllm.layers import packed_attention
+
+    return packed_attention(original)
+
+
 #: Everything that is not done through an extension point of vLLM.
 PATCHES = (
     Patch(
         module="vllm.v1.worker.gpu_model_runner",
         attribute="Sampler",
-        versions=SUPPORTED,
+        versions=SUPPORTED["cpu"] + SUPPORTED["gpu"],
         why="the model runner builds its sampler by name, and vLLM has no registry of samplers",
         make=_strict_sampler,
     ),
 )
+#: Of a vLLM on a GPU, beside those.
+GPU_PATCHES = (
+    Patch(
+        module="vllm.compilation.cuda_graph.CUDAGraphWrapper",
+        attribute="__call__",
+        versions=SUPPORTED["gpu"],
+        why="vLLM counts no replays, and what a graph ran must be measured",
+        make=_counting,
+    ),
+    Patch(
+        module="vllm.model_executor.models.qwen3.Qwen3Attention",
+        attribute="forward",
+        versions=SUPPORTED["gpu"],
+        why="norms and rotations of q and k are four modules, and one kernel costs a quarter of four",
+        make=_packed_attention,
+    ),
+)
 #: Chooses between vLLM's model runners. The strict sampler lives in the older one.
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+#: Switches AMD's own kernels on.
+AITER = "VLLM_ROCM_USE_AITER"
 _registered = False
 
 
@@ -52,15 +87,46 @@ def register() -> None:
     found = _check(profile)
     if os.environ.setdefault(RUNNER, "0") != "0":
         raise RuntimeError(f"{RUNNER}={os.environ[RUNNER]}: that model runner has a sampler of its own; unset it")
+    if on_gpu():
+        _prepare_gpu(profile)
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from integration.vllm.layers import REPLACEMENTS
 
     for native, strict in REPLACEMENTS.items():
         native.register_oot(strict)
-    register_backend(AttentionBackendEnum.CPU_ATTN, "integration.vllm.attention.StrictAttentionBackend")
-    apply_patches("vLLM", found, PATCHES)
+    if on_gpu():
+        from integration.vllm.gpu_attention import REPLACED
+
+        for name in set(REPLACED) & set(AttentionBackendEnum.__members__):
+            path = "integration.vllm.gpu_attention.StrictAttentionBackend"
+            register_backend(AttentionBackendEnum[name], path)
+    else:
+        register_backend(AttentionBackendEnum.CPU_ATTN, "integration.vllm.attention.StrictAttentionBackend")
+    apply_patches("vLLM", found, _patches())
     _registered = True
+
+
+def _patches() -> tuple[Patch, ...]:
+    return PATCHES + GPU_PATCHES if on_gpu() else PATCHES
+
+
+def _prepare_gpu(profile: str) -> None:
+    """Settings that vLLM reads while it starts.
+
+    Raises:
+        RuntimeError: the environment asks for kernels that would compute natively.
+    """
+    if os.environ.setdefault(AITER, "0") not in ("0", "False", "false"):
+        raise RuntimeError(f"{AITER}={os.environ[AITER]}: AITER's kernels have no strict contract; unset it")
+    # the sampler is ours; FlashInfer would be imported for nothing, or fail where it is not installed
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    # vLLM's cache of compiled graphs knows neither profiles nor contracts, and a graph holds the contract's text
+    root = Path(os.environ.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm")
+    if root.parent.name != "rlk":
+        ids = [c.contract_id for c in find_profile(profile).contracts("bfloat16").values()]
+        key = hashlib.sha256("".join(ids).encode()).hexdigest()[:12]
+        os.environ["VLLM_CACHE_ROOT"] = str(root / "rlk" / key)
 
 
 def _check(profile: str) -> str:
@@ -69,7 +135,7 @@ def _check(profile: str) -> str:
 
     check_profile(profile)  # an unknown name must fail here, not in the middle of a forward
     found = _installed()
-    check_version("vLLM", found, SUPPORTED)
+    check_version("vLLM", found, SUPPORTED["gpu" if on_gpu() else "cpu"])
     return found
 
 
@@ -99,10 +165,10 @@ def begin(runner: Any, model: Any) -> None:
     Raises:
         RuntimeError: a module is vLLM's own, or this thread flushes subnormals.
     """
-    from integration.vllm.attention import StrictAttentionImpl
     from integration.vllm.layers import REPLACEMENTS
     from integration.vllm.sampler import StrictSampler
 
+    attention = importlib.import_module(f"integration.vllm.{'gpu_' if on_gpu() else ''}attention").StrictAttentionImpl
     native = [
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
@@ -111,14 +177,18 @@ def begin(runner: Any, model: Any) -> None:
     native += [
         f"attention of layer {n} ({type(layer.self_attn.attn.impl).__name__})"
         for n, layer in enumerate(model.model.layers)
-        if type(layer.self_attn.attn.impl) is not StrictAttentionImpl
+        if type(layer.self_attn.attn.impl) is not attention
     ]
     if type(runner.sampler) is not StrictSampler:
         native.append(f"sampler ({type(runner.sampler).__name__})")
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} ran natively")
     _require_subnormals()
-    operators(model.model.embed_tokens.weight.dtype).calls.clear()
+    operators(model.model.embed_tokens.weight.dtype).clear()
+    if on_gpu():
+        from integration.vllm import graphs
+
+        graphs.clear()
 
 
 def weight_digests(worker: Any, config: Any) -> dict[str, str]:
@@ -151,21 +221,38 @@ def evidence(layers: int, steps: int) -> dict[str, Any]:
         RuntimeError: an operator ran less often than that many forwards need: something else computed in its place.
     """
     own = current()
-    per_forward = {
-        "embedding": 1,
-        "rms_norm": 2 * layers + 1,
-        "linear": 2 * layers,
-        "rope": 2 * layers,
-        "kv_cache": 2 * layers,
-        "row_linear": 2 * layers,
-        "residual_add": 2 * layers,
-        "swiglu": layers,
-        # at least one request a step; a capture that learns the cache's layout stores through the same operator
-        "attention": layers,
-    }
+    if on_gpu():
+        from integration.vllm import graphs
+
+        # launches: a residual add is part of the norm, and the rotation may be part of the norm of heads
+        per_forward = {
+            "embedding": 1,
+            "rms_norm": 2 * layers + 1,
+            "linear": 2 * layers,
+            "row_linear": 2 * layers,
+            "kv_cache": layers,
+            "swiglu": layers,
+            "attention": layers,
+        }
+        replayed: dict[str, Any] = {"graphs": graphs.evidence()}
+    else:
+        replayed = {}
+        per_forward = {
+            "embedding": 1,
+            "rms_norm": 2 * layers + 1,
+            "linear": 2 * layers,
+            "rope": 2 * layers,
+            "kv_cache": 2 * layers,
+            "row_linear": 2 * layers,
+            "residual_add": 2 * layers,
+            "swiglu": layers,
+            # at least one request a step; a capture that learns the cache's layout stores through the same operator
+            "attention": layers,
+        }
     for name, count in per_forward.items():
         if own.calls[name] < steps * count:
             raise RuntimeError(
                 f"{name} ran {own.calls[name]} times in {steps} forwards of {layers} layers, not {steps * count}"
             )
-    return {**own.evidence(), "patches": [patch.describe() for patch in PATCHES], "fallbacks": 0}
+    patches = [patch.describe() for patch in _patches()]
+    return {**own.evidence(), **replayed, "patches": patches, "fallbacks": 0}

@@ -13,6 +13,13 @@ PROFILE = "RLK_PROFILE"
 _operators: Operators | None = None
 
 
+def on_gpu() -> bool:
+    """Whether this process's vLLM computes on a GPU, where the kernels are the operators."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda_alike())
+
+
 def operators(dtype: Any) -> Operators:
     """The operators for a model of torch ``dtype`` on vLLM's device; made on first use.
 

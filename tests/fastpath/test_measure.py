@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from fastpath.compiled.code import GPU_TARGETS
+from fastpath.machine_code.code import GPU_TARGETS
 from fastpath.measure import advice, compare, primitives, units
 from fastpath.measure.operands import KINDS, Operands, operands
 from reference.dot import UNITS
@@ -163,7 +163,7 @@ def test_compare_names_what_differs() -> None:
 
 
 def test_compare_refuses_what_is_no_measurement(tmp_path: Path) -> None:
-    from diffcheck.errors import RlkError
+    from diffcheck.base.errors import RlkError
     from diffcheck.measurements import compare_files
 
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"

@@ -334,18 +334,26 @@ def next_tokens(ids: Sequence[int]) -> Sequence[int]:
     return ids[1:]
 
 
-def _check_version() -> str:
+def check_release(found: str | None) -> str:
+    """``found``, the installed version of Megatron-core.
+
+    Raises:
+        EngineError: none is installed, or one of a release series that is not known here.
+    """
     remedy = f"supported releases: {', '.join(f'{v} ({s}.x)' for s, v in SUPPORTED.items())}"
+    if found is None:
+        raise EngineError("megatron-core is not installed", f"pip install megatron-core; {remedy}")
+    if ".".join(found.split(".")[:2]) not in SUPPORTED:
+        raise EngineError(f"megatron-core {found} is not supported", remedy)
+    return found
+
+
+def _check_version() -> str:
     try:
         import megatron.core
     except ImportError as error:
-        raise EngineError(
-            f"megatron-core cannot be imported: {error}", f"pip install megatron-core; {remedy}"
-        ) from None
-    version: str = megatron.core.__version__
-    if ".".join(version.split(".")[:2]) not in SUPPORTED:
-        raise EngineError(f"megatron-core {version} is not supported", remedy)
-    return version
+        raise EngineError(f"megatron-core cannot be imported: {error}", "pip install megatron-core") from None
+    return check_release(str(megatron.core.__version__))
 
 
 def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: Any | None) -> Any:

@@ -53,7 +53,7 @@ class Adapter:
         for name, _, _ in options.weight_flips:
             checkpoint[name]
         self.max_length = min(options.max_length, self.config.max_position_embeddings)
-        prepare_environment(options)
+        prepare_environment(options, graphs=bool(self.extra["graphs"]))
         strict_path(options)
         progress("vllm: start", 0, 1)
         self._llm = start(options, self.extra, folder, self.config, self.max_length)

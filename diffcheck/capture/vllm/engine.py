@@ -28,11 +28,16 @@ EXTRA: dict[str, Any] = {
     "gpu_memory_utilization": None,
     # List for vLLM's compilation_config, e.g. ["none"]: PyTorch operators in place of its own kernels.
     "custom_ops": None,
+    # On a GPU: compile, and replay CUDA graphs of whole decodes and of pieces of everything else. Captures that observe
+    # more than logprobs then run the same model eagerly.
+    "graphs": False,
     # "raw_logprobs" or "processed_logprobs"; by default processed ones where the plan shapes the distribution.
     "logprobs_mode": None,
 }
 #: Switches that vLLM takes inside a larger configuration, or not at all.
-_NOT_ARGUMENTS = ("attention_backend", "custom_ops")
+_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "graphs")
+#: What a run with graphs asks of vLLM.
+GRAPHS = "FULL_AND_PIECEWISE"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
@@ -63,8 +68,20 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
         raise InputError(f"vllm: {heads} key-value heads cannot be split over {ranks} ranks", "choose another --tp")
 
 
-def prepare_environment(options: EngineOptions) -> None:
-    """Defaults that must be set before vLLM is imported; the user's own win."""
+def prepare_environment(options: EngineOptions, *, graphs: bool = False) -> None:
+    """Defaults that must be set before vLLM is imported; the user's own win.
+
+    Raises:
+        InputError: ``graphs`` on a CPU.
+    """
+    if graphs:
+        if options.device == "cpu":
+            raise InputError("vllm: a CPU has no CUDA graphs", "leave the option graphs out")
+        import torch._dynamo
+
+        # The sessions that start engines turn compilation off, which no other engine here uses.
+        os.environ.pop("TORCHDYNAMO_DISABLE", None)
+        torch._dynamo.config.disable = False
     # The runner whose metadata `schedule` reads; vLLM 0.32 would choose another one where Triton is present.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     # FlashInfer's sampler needs a compiler at run time and hides the processed logits.
@@ -106,8 +123,13 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
         chosen["gpu_memory_utilization"] = memory_share(options, config, folder, max_length, total)
     if extra["attention_backend"] is not None:
         chosen["attention_config"] = {"backend": extra["attention_backend"]}
+    compilation: dict[str, Any] = {}
     if extra["custom_ops"] is not None:
-        chosen["compilation_config"] = {"custom_ops": list(extra["custom_ops"])}
+        compilation["custom_ops"] = list(extra["custom_ops"])
+    if extra["graphs"]:
+        compilation["cudagraph_mode"] = GRAPHS
+    if compilation:
+        chosen["compilation_config"] = compilation
     try:
         return LLM(
             str(folder),
@@ -116,7 +138,7 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
             max_model_len=max_length,
             max_num_seqs=options.max_sequences,
             seed=0,
-            enforce_eager=True,
+            enforce_eager=not extra["graphs"],
             skip_tokenizer_init=True,
             async_scheduling=False,
             disable_log_stats=True,

@@ -64,8 +64,14 @@ class Facts:
     recomputed_tokens: int = 0
     #: Tokens whose K and V came from the prefix cache.
     prefix_cached_tokens: int = 0
+    #: Mode of CUDA graphs that vLLM chose for a forward -> forwards.
+    graph_modes: dict[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, int]:
+    def graph_mode(self, name: str) -> None:
+        """Count one forward of this mode."""
+        self.graph_modes[name] = self.graph_modes.get(name, 0) + 1
+
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 

@@ -80,8 +80,13 @@ class Live:
         return self.config.num_key_value_heads < self.ranks
 
 
-def tap_forward(taps: Taps, live: Live, model: Module) -> None:
-    """Follow the steps: needed even when nothing but logprobs is observed."""
+def tap_forward(taps: Taps, live: Live, runner: Any, *, eager: bool) -> None:
+    """Follow the steps: needed even when nothing but logprobs is observed. Replayed graphs run no hook of the model's,
+    so that it is done where the runner calls the model.
+
+    Args:
+        eager: run the model module by module, whatever was compiled and captured: the hooks inside are to run.
+    """
 
     def begin(call: Any) -> Any:
         live.step = live.schedule.begin_step()
@@ -96,8 +101,28 @@ def tap_forward(taps: Taps, live: Live, model: Module) -> None:
         live.hidden = hidden
         return hidden
 
-    taps.input(model, lambda args, kwargs: live.safely(begin, (args, kwargs)))
-    taps.output(model, lambda output: live.safely(end, output))
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def model_forward(*args: Any, **kwargs: Any) -> Any:
+            from vllm.forward_context import get_forward_context
+
+            context = get_forward_context()
+            live.schedule.facts.graph_mode(context.cudagraph_runtime_mode.name)
+            if eager:
+                context.skip_compiled = True
+            live.safely(begin, None)
+            return live.safely(end, original(*args, **kwargs))
+
+        return model_forward
+
+    taps.attribute(runner, "_model_forward", make)
+    if eager and getattr(runner, "cudagraph_dispatcher", None) is not None:
+
+        def without_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
+            from vllm.config import CUDAGraphMode
+
+            return lambda *args, **kwargs: original(*args, **{**kwargs, "valid_modes": {CUDAGraphMode.NONE}})
+
+        taps.attribute(runner.cudagraph_dispatcher, "dispatch", without_graphs)
 
 
 def tap_model(taps: Taps, live: Live, model: Module) -> None:

@@ -48,8 +48,9 @@ class Capture:
         with ExitStack() as stack:
             taps = stack.enter_context(Taps())
             taps.attribute(runner, "execute_model", self._follow)
-            tap_forward(taps, self._live, self._model)
-            if plan.observe or plan.interventions or plan.position_offset:
+            inside = bool(plan.observe or plan.interventions or plan.position_offset)
+            tap_forward(taps, self._live, runner, eager=inside)
+            if inside:
                 tap_model(taps, self._live, self._model)
             tap_head(taps, self._live, self._model, runner.sampler, logprobs_mode)
             # From here on the hooks stay until `close`.

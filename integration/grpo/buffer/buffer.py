@@ -223,6 +223,12 @@ class Buffer(BufferFile):
             )
             db.execute("DELETE FROM weights WHERE step > ?", (to_step,))
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._transaction() as db:
+            for table in ("samples", "steps", "weights"):
+                db.execute(f"DELETE FROM {table}")
+
     def samples(self, step: int, states: Collection[str] | None = None) -> list[Sample]:
         """Samples of ``step``, by prompt, then group; only those in ``states``, if given."""
         with self._errors():

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from diffcheck.base.bits import canonical
 from diffcheck.base.errors import RlkError
-from diffcheck.localize.verdict import LogprobStats
+from diffcheck.base.statistics import LogprobStats
 from integration.grpo.buffer.records import Logprobs, Sample
 
 Array = npt.NDArray[np.float64]

@@ -127,7 +127,7 @@ def engine_options(engine: str, config: GrpoConfig, options: dict[str, Any], **o
         dtype=config.dtype,
         tensor_parallel=config.tp,
         device=config.device,
-        profile=config.profile,
+        profile=config.followed,
         max_length=int(options["max_length"]),
         **own,
     )

@@ -323,7 +323,7 @@ def open_ray(
         RayGroup(name, rollout, 1, resources, options, logs.absolute() / file)
         for name, file in zip(names, files, strict=True)
     ]
-    return groups[0] if len(groups) == 1 else Replicas(groups, strict=config.profile is not None)
+    return groups[0] if len(groups) == 1 else Replicas(groups, strict=config.followed is not None)
 
 
 def _join(config: GrpoConfig) -> None:

@@ -14,6 +14,8 @@ from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main, quiet
 from integration.grpo.workers.weights import read_weights
 from integration.vllm import following
+from integration.vllm.following import graphs_run
+from integration.vllm.in_place import InPlaceSync
 from integration.vllm.sync import WeightSync, WeightSyncError
 
 T = TypeVar("T")
@@ -35,18 +37,14 @@ class Rollout:
                 config,
                 options,
                 max_sequences=config.max_sequences,
-                extra={
-                    # The distribution that is drawn from, which the trainer recomputes.
-                    "logprobs_mode": "processed_logprobs",
-                    "enable_prefix_caching": True,
-                    "block_size": 32,
-                    # vLLM on a CPU cannot draw with a request's own seed while its prompt is prefilled in chunks.
-                    "max_num_batched_tokens": max(2048, config.max_sequences * int(options["max_length"])),
-                },
+                extra=_switches(config, int(options["max_length"])),
             ),
             quiet,
         )
-        self._sync = WeightSync(self._adapter.llm, self._adapter.config)
+        self._files = WeightSync(self._adapter.llm, self._adapter.config)
+        self._memory = InPlaceSync(self._adapter.llm, self._adapter.config)
+        #: What the live weights came by.
+        self._sync: WeightSync | InPlaceSync = self._files
         self._rpc(following.follow)
         self._total: Counter[str] = Counter()
         self._operators: dict[str, dict[str, Any]] = {}
@@ -60,7 +58,17 @@ class Rollout:
             EngineError: vLLM does not hold them afterwards.
         """
         weights = read_weights(Path(path), digests)
-        self._checked(lambda: self._sync.update(weights.items(), version))
+        self._sync = self._files
+        self._checked(lambda: self._files.update(weights.items(), version))
+
+    def sync_shared(self, place: dict[str, Any], version: int, digests: dict[str, str]) -> None:
+        """Take the weights that the trainer put into shared memory as ``version``, in place.
+
+        Raises:
+            EngineError: the memory cannot be mapped, or vLLM does not hold them afterwards.
+        """
+        self._sync = self._memory
+        self._checked(lambda: self._memory.update(place, version, digests))
 
     def generate(self, requests: list[dict[str, Any]], version: int, digests: dict[str, str]) -> dict[str, Any]:
         """Draw a response for each request.
@@ -99,7 +107,9 @@ class Rollout:
         return {
             "engine": f"vLLM {self._adapter.version}",
             "forwards": self._total["forwards"],
-            "scheduler": dict(self._total),
+            "scheduler": {name: count for name, count in self._total.items() if not name.startswith("graph_")},
+            "graphs": graphs_run(self._total),
+            "weights": "in place, out of shared memory" if self._sync is self._memory else "reloaded from a file",
             "kv_paging": self._kv_paging(),
             "operators": self._operators,
             "engine_facts": self._rpc(following.describe)[0],
@@ -151,6 +161,22 @@ class Rollout:
             raise EngineError(f"weights: {error}", "resume the run: it sends them again") from None
         except RuntimeError as error:
             raise EngineError(f"{error}", "see rlk-diff doctor; nothing was drawn natively") from None
+
+
+def _switches(config: GrpoConfig, max_length: int) -> dict[str, Any]:
+    """How vLLM is started; see `diffcheck.capture.vllm.engine.EXTRA`."""
+    # vLLM on a CPU cannot draw with a request's own seed while its prompt is prefilled in chunks.
+    unchunked = max(2048, config.max_sequences * max_length) if config.engine == "cpu" else None
+    return {
+        # The distribution that is drawn from, which the trainer recomputes.
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "block_size": 32 if config.engine == "cpu" else 16,
+        "max_num_batched_tokens": config.max_batched_tokens or unchunked,
+        "num_gpu_blocks_override": config.cache_blocks or None,
+        "gpu_memory_utilization": config.gpu_memory or None,
+        "graphs": config.engine == "gpu" and not config.eager,
+    }
 
 
 def _record(name: str, output: Any, version: int) -> dict[str, Any]:

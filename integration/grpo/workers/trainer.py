@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from diffcheck.base.record import weight_digest
 from diffcheck.capture.megatron import Adapter
 from diffcheck.capture.megatron.weights import parameters
 from diffcheck.capture.plan import CapturePlan
+from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main, quiet
 from integration.grpo.workers.objective import objective
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
 from integration.grpo.workers.weights import joint_digest, write_weights
+from integration.shared_weights import SharedWeights
 
 Tensor = Any
 
@@ -35,7 +38,7 @@ class Trainer:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._config = config = GrpoConfig(**options["config"])
-        self._strict = config.profile is not None
+        self._strict = config.followed is not None
         self._adapter = Adapter(
             engine_options(
                 "megatron",
@@ -47,6 +50,7 @@ class Trainer:
         )
         self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
         self._live = dict(self._adapter.model.named_parameters())
+        self._device = next(iter(self._live.values())).device
         shared = [p.megatron for p in parameters(self._adapter.config) if p.layout == "replicated"]
         #: Of whole heads, which ranks hold in part: their gradients are parts of one sum.
         self._per_head = [name for name in shared if "_layernorm" in name and "self_attention" in name]
@@ -56,6 +60,7 @@ class Trainer:
         self._forwards = 0
         self._operators: Counter[str] = Counter()
         self._facts: dict[str, Any] = {}
+        self._shared: SharedWeights | None = None
         self._keep()
 
     def score(self, sequences: list[dict[str, Any]], version: int) -> dict[str, Any]:
@@ -125,14 +130,36 @@ class Trainer:
         """Write a kept version for the rollout engines.
 
         Returns:
-            ``digests`` by HF name, and ``digest`` of all.
+            ``digests`` by HF name (SHA-256), ``digest`` of all, and ``fingerprint`` of all.
         """
         with self._as(version):
             weights = {name: weight.detach() for name, weight in self._adapter.hf_weights()}
             if self._adapter.rank == 0:
                 write_weights(Path(path), weights)
             digests = {name: weight_digest(weight) for name, weight in weights.items()}
-        return {"digests": digests, "digest": joint_digest(digests)}
+            fingerprint = joint_digest(fingerprints(weights))
+        return {"digests": digests, "digest": joint_digest(digests), "fingerprint": fingerprint}
+
+    def share(self, version: int, path: str) -> dict[str, Any]:
+        """Put a kept version where a rollout engine of this machine copies it from: on the device, or on a CPU in the
+        mapped file ``path``. It stays until the next call.
+
+        Returns:
+            ``place`` for `open_shared`, ``digests`` by HF name (fingerprints), and ``fingerprint`` of all.
+        """
+        with self._as(version):
+            weights = {name: weight.detach() for name, weight in self._adapter.hf_weights()}
+            if self._shared is None:
+                self._shared = SharedWeights(weights, self._device, Path(path))
+            self._shared.fill(weights)
+        digests = fingerprints(self._shared.tensors)
+        return {"place": self._shared.describe(), "digests": digests, "fingerprint": joint_digest(digests)}
+
+    def sha256(self, version: int) -> dict[str, Any]:
+        """``digest``: the joint SHA-256 of a kept version, as the record of a run without shared memory has it."""
+        with self._as(version):
+            digests = {name: weight_digest(weight) for name, weight in self._adapter.hf_weights()}
+        return {"digest": joint_digest(digests)}
 
     def save(self, folder: str) -> None:
         """Write this rank's state into a folder."""
@@ -207,7 +234,10 @@ class Trainer:
         found: list[list[float]] = []
         with self._as(version), torch.no_grad(), self._counted():
             for batch in batches(len(samples), self._config.micro_batch):
-                found += [row.tolist() for row in self._logprobs([samples[i] for i in batch])]
+                rows = self._logprobs([samples[i] for i in batch])
+                # One copy to the host, not one a sample.
+                values = iter(torch.cat(rows).tolist())
+                found += [list(islice(values, row.numel())) for row in rows]
         return found
 
     def _logprobs(self, samples: Sequence[TokenSequence]) -> list[Tensor]:
@@ -226,13 +256,13 @@ class Trainer:
         import torch
 
         def tokens(values: list[list[float]]) -> Tensor:
-            return torch.tensor([x for i in batch for x in values[i]], dtype=torch.float32)
+            return torch.tensor([x for i in batch for x in values[i]], dtype=torch.float32, device=self._device)
 
         each = [[advantages[i]] * len(sample.response) for i, sample in zip(batch, samples, strict=True)]
         return objective(
             torch.cat(self._logprobs(samples)),
             tokens(old),
-            torch.tensor([x for row in each for x in row], dtype=torch.float32),
+            torch.tensor([x for row in each for x in row], dtype=torch.float32, device=self._device),
             tokens=total,
             clip=self._config.clip,
             reference=None if reference is None else tokens(reference),
@@ -303,7 +333,7 @@ class Trainer:
 
         if self._config.tp == 1:
             return [value]
-        mine = torch.tensor([value], dtype=torch.float64)
+        mine = torch.tensor([value], dtype=torch.float64, device=self._device)
         parts = [torch.empty_like(mine) for _ in range(self._config.tp)]
         dist.all_gather(parts, mine)
         return [float(part) for part in parts]

@@ -13,12 +13,13 @@ import pytest
 
 from diffcheck.ablate.result import Ablation, Origin, Pair, Removed, Trial, Unit
 from diffcheck.base.errors import ExitCode
+from diffcheck.base.statistics import LogprobStats
 from diffcheck.capture.overrides import parse_override
 from diffcheck.cli import main
 from diffcheck.faults.laboratory import Laboratory
 from diffcheck.infer import Inference, explain
 from diffcheck.localize import localize
-from diffcheck.localize.verdict import LogprobStats, Verdict
+from diffcheck.localize.verdict import Verdict
 from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
 from diffcheck.trace.reader import Trace

@@ -34,6 +34,11 @@ def test_a_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
         ({"lr": float("nan")}, "lr = nan is out of range"),
         ({"mode": "native", "top_k": 5}, "top_k and top_p need mode strict"),
         ({"kl_coef": 0.1, "top_p": 0.9}, "kl_coef with top_k or top_p"),
+        ({"mode": "native", "profile": "strict-v1/hopper-k16"}, "profile 'strict-v1/hopper-k16' needs mode strict"),
+        ({"eager": True}, "eager needs engine gpu"),
+        ({"gpu_memory": 0.5}, "gpu_memory needs engine gpu"),
+        ({"transport": "device", "tp": 2}, "transport device with tp 2"),
+        ({"transport": "device", "ray": True}, "transport device with ray"),
     ],
 )
 def test_bad_fields_are_named(values: dict[str, Any], named: str) -> None:
@@ -59,8 +64,8 @@ def test_files_that_are_no_configuration_are_named(tmp_path: Path) -> None:
 def test_only_fields_that_decide_no_bit_may_change_in_a_continued_run() -> None:
     check_continues(GrpoConfig(), changed(GrpoConfig(), {"steps": 9, "keep_checkpoints": 5}, ""))
     other = {"bool": True, "int": 2, "float": 0.5, "str": "jsonl", "dict": {"filler": 2}}
-    special = {"mode": "native", "engine": "gpu", "dtype": "float32", "staleness": 1}
-    before = GrpoConfig(kl_coef=0.0)
+    special = {"mode": "native", "engine": "cpu", "dtype": "float32", "staleness": 1, "transport": "file"}
+    before = GrpoConfig(kl_coef=0.0, engine="gpu")
     for field in fields(GrpoConfig):
         value = special.get(field.name, other[str(field.type).partition("[")[0]])
         value = value if value != getattr(before, field.name) else 3

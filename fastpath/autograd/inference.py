@@ -1,0 +1,63 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Operators of an engine's forward pass without gradients, as `torch.library` operators: opaque to a compiler.
+
+As in `fastpath.autograd.rows`, a contract travels as its canonical JSON.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastpath.autograd.products import _contract
+from fastpath.backend import DTYPES
+from fastpath.products import linear as _linear
+from fastpath.rows import qk_norm_rope as _qk_norm_rope
+from fastpath.rows.rope import RopeTable
+
+
+@torch.library.custom_op("rlk::linear_bias", mutates_args=())
+def _linear_op(x: Tensor, weight: Tensor, bias: Tensor | None, contract: str) -> Tensor:
+    return _linear.linear(x, weight, _contract(contract), bias)
+
+
+@_linear_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, contract: str) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=DTYPES[_contract(contract).rounding.output])
+
+
+@torch.library.custom_op("rlk::packed_qk_norm_rope", mutates_args=())
+def _packed_op(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    epsilon: float,
+    norm: str,
+    rotation: str,
+) -> Tensor:
+    table, contracts = RopeTable(cos, sin), (_contract(norm), _contract(rotation))
+    return _qk_norm_rope.packed_qk_norm_rope(
+        qkv, q_weight, k_weight, positions, table, heads, kv_heads, epsilon, *contracts
+    )
+
+
+@_packed_op.register_fake
+def _(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    epsilon: float,
+    norm: str,
+    rotation: str,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], heads + kv_heads, q_weight.shape[0])

@@ -1,0 +1,248 @@
+"""The kernels of `fastpath` behind the interface: nothing is copied to the host, and nothing waits for the device.
+
+What an engine traces sees `torch.ops.rlk.*`: opaque to the compiler, with the contract as a constant. So a step can be
+compiled, captured into a graph and replayed, and the bits stay the contract's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fastpath import launches
+from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.kv_cache import write_cache
+from fastpath.autograd import inference, products, rows
+from fastpath.backend import UnsupportedError, current_target
+from fastpath.products.row_linear import row_linear_merge, row_linear_partial
+from fastpath.rows.logprob import all_logprobs, logprob
+from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
+from fastpath.rows.processed_logits import processed_logits
+from fastpath.rows.rope import RopeTable, rope_table
+from integration.arrays import dtype_name
+from integration.backends import check_profile
+from integration.backends.interface import BackendError, Logsumexp
+from reference.contract.base import Contract
+from reference.contract.profiles import profile as find_profile
+
+Tensor = Any
+#: Modules that define `torch.ops.rlk`; importing them is what registers the operators.
+OPERATOR_MODULES = (inference, products, rows)
+
+
+@lru_cache(maxsize=256)
+def _canonical(contract: Contract) -> str:
+    return contract.to_json()
+
+
+class KernelOperators:
+    """`integration.backends.interface.Operators` by kernels; what an engine on a GPU needs beside it is here too.
+
+    Args:
+        profile: name of a strict profile.
+        dtype: torch dtype of the model: bfloat16 or float32.
+
+    Raises:
+        ValueError: an unknown profile, or one that describes an engine.
+        BackendError: a dtype without kernels, no GPU, one whose code was not checked, or one without the profile's
+            matrix unit.
+    """
+
+    def __init__(self, profile: str, dtype: torch.dtype) -> None:
+        self.profile = find_profile(check_profile(profile))
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise BackendError(f"profile {self.profile.name}: {dtype} has no kernels; use bfloat16 or float32")
+        self.dtype = dtype
+        self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
+        try:
+            self._target = current_target()
+        except UnsupportedError as error:
+            raise BackendError(f"profile {self.profile.name}: {error}") from None
+        unit = str(self.contracts["linear"].primitives.unit)
+        if unit not in self._target.units:
+            raise BackendError(
+                f"profile {self.profile.name} needs the matrix unit {unit}, and this device ({self._target.arch}) "
+                f"computes {' and '.join(self._target.units)}: choose another profile or another device"
+            )
+        #: What a traced graph holds. A contract that is changed later is seen by what runs outside of a graph.
+        self._traced = {name: contract.to_json() for name, contract in self.contracts.items()}
+
+    def __deepcopy__(self, memo: Any) -> KernelOperators:
+        """Copies of a model's configuration share it."""
+        return self
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Kernel launches by operator since the counts were cleared, replayed ones included."""
+        return launches.by_operator()
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Which kernels ran, how often (replays of graphs included), and under which contract."""
+        return {
+            "profile": self.profile.name,
+            "loops": f"kernels on {self._target.arch}",
+            "operators": launches.evidence(),
+        }
+
+    def clear(self) -> None:
+        """Count from zero."""
+        launches.clear()
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The weight itself: the kernels read it where it lies, so a change in place is seen."""
+        return weight
+
+    def _text(self, operator: str) -> str:
+        if torch.compiler.is_compiling():
+            traced: str = self._traced[operator]
+            return traced
+        text: str = _canonical(self.contracts[operator])
+        return text
+
+    def embedding(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Rows of ``table`` [vocabulary, hidden] for integer ``tokens`` of any shape."""
+        rows = torch.ops.rlk.embedding(tokens.reshape(-1), table, self._text("embedding"))
+        return rows.reshape(*tokens.shape, table.shape[1])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm over the last axis of ``x`` [..., hidden]."""
+        rows = x.reshape(-1, x.shape[-1])
+        return torch.ops.rlk.rms_norm(rows, weight, epsilon, self._text("rms_norm")).reshape(x.shape)
+
+    def rms_norm_residual(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """`residual_add`, and `rms_norm` of that sum, in one kernel."""
+        shape = (-1, x.shape[-1])
+        output, total = torch.ops.rlk.rms_norm_residual(
+            x.reshape(shape), residual.reshape(shape), weight, epsilon, self._text("rms_norm")
+        )
+        return output.reshape(x.shape), total.reshape(x.shape)
+
+    def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Norm of every head of ``x`` [..., heads, head_dim]."""
+        heads = x.reshape(-1, *x.shape[-2:])
+        return torch.ops.rlk.qk_norm(heads, weight, epsilon, self._text("qk_norm")).reshape(x.shape)
+
+    def residual_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x + residual, rounded once."""
+        shape = (-1, x.shape[-1])
+        total = torch.ops.rlk.residual_add(x.reshape(shape), residual.reshape(shape), self._text("residual_add"))
+        return total.reshape(x.shape)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Projection of ``x`` [..., inputs]."""
+        return self._product(x, weight, bias, "linear")
+
+    def row_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A row-parallel projection on one rank."""
+        return self._product(x, weight, bias, "row_linear")
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Logits [..., outputs], float32."""
+        return self._product(x, weight, None, "lm_head")
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, operator: str) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch.ops.rlk.linear_bias(rows, weight, bias, self._text(operator))
+        return y.reshape(*x.shape[:-1], weight.shape[0])
+
+    def row_linear_partial(self, x: Tensor, weight: Tensor, ranks: int) -> Tensor:
+        """This rank's share of a row-parallel projection, float32."""
+        y = row_linear_partial(x.reshape(-1, x.shape[-1]), weight, self.contracts["row_linear"], ranks)
+        return y.reshape(*x.shape[:-1], weight.shape[0])
+
+    def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+        """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
+        stacked = torch.stack([part.reshape(-1, part.shape[-1]) for part in partials])
+        y = row_linear_merge(stacked, self.contracts["row_linear"], self.contracts["all_reduce"], bias)
+        return y.reshape(partials[0].shape)
+
+    def whole_table(self, head_dim: int, theta: float, length: int) -> RopeTable:
+        """Cosines and sines of every position below ``length``."""
+        return rope_table(length, head_dim, theta, self.contracts["rope"], _device())
+
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int) -> RopeTable:
+        """As `whole_table`, of a power of two of positions, so that few tables are ever made."""
+        return self.whole_table(head_dim, theta, 1 << max(length - 1, 255).bit_length())
+
+    def packed_qk_norm_rope(
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, epsilon: float, positions: Tensor, table: RopeTable,
+        heads: int, kv_heads: int,
+    ) -> Tensor:  # fmt: skip
+        """`qk_norm` and `rotate` of the query and key heads of a packed projection: [tokens, heads + KV heads, ...]."""
+        return torch.ops.rlk.packed_qk_norm_rope(
+            qkv, q_weight, k_weight, positions, table.cos, table.sin, heads, kv_heads, epsilon,
+            self._text("qk_norm"), self._text("rope"),
+        )  # fmt: skip
+
+    def rotate(self, x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
+        """``x`` [tokens, heads, head_dim] rotated by the angles of its positions."""
+        return torch.ops.rlk.rope(x, positions, table.cos, table.sin, self._text("rope"), False)
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        shape = (-1, gate.shape[-1])
+        return torch.ops.rlk.swiglu(gate.reshape(shape), up.reshape(shape), self._text("swiglu")).reshape(gate.shape)
+
+    def processed_logits(
+        self,
+        logits: Tensor,
+        temperature: float | Tensor = 1.0,
+        top_k: int | Tensor | None = None,
+        top_p: float | Tensor | None = None,
+    ) -> Tensor:
+        """Scaled and masked logits [rows, vocabulary]; a tensor [rows] gives each row a setting of its own."""
+        return processed_logits(logits, self.contracts["processed_logits"], temperature, top_k, top_p)
+
+    def logsumexp(self, logits: Tensor) -> Logsumexp:
+        """Log-sum-exp of the rows of ``logits`` [rows, vocabulary]."""
+        return Logsumexp(*logsumexp(logits, self.contracts["logsumexp"]))
+
+    def logprob(self, logits: Tensor, targets: Tensor, lse: Logsumexp) -> Tensor:
+        """Log-probability [rows] of integer ``targets`` [rows]."""
+        return logprob(logits, targets, LogsumexpResult(*lse), self.contracts["logprob"])
+
+    def all_logprobs(self, logits: Tensor, lse: Logsumexp) -> Tensor:
+        """Log-probability of every token [rows, vocabulary]."""
+        return all_logprobs(logits, LogsumexpResult(*lse), self.contracts["logprob"])
+
+    def entropy(self, logits: Tensor, lse: Logsumexp) -> Tensor:
+        """Entropy [rows] of the softmax of ``logits``, in nats."""
+        raise BackendError("entropy has no kernel: compute it on the CPU")
+
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+        length, batch = q.shape[:2]
+        # sequences end to end, in the order of the batch
+        packed = [x.transpose(0, 1).reshape(-1, *x.shape[2:]).contiguous() for x in (q, k, v)]
+        starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)[: batch + 1]
+        kv = Packed(packed[1], packed[2], starts)
+        output = attention(packed[0], starts, length, kv, self.contracts["attention"]).output
+        return output.reshape(batch, length, *q.shape[2:]).transpose(0, 1)
+
+    def write_cache(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
+        """Store ``key`` and ``value`` [tokens, KV heads, head_dim] at flat slots of ``cache`` [2, blocks, ...]."""
+        count = slots.shape[0]
+        write_cache(key[:count], value[:count], slots, cache[0], cache[1], self.contracts["kv_cache"])
+
+    def paged_attention(
+        self, q: Tensor, starts: Tensor, most: int, cache: Tensor, tables: Tensor, lengths: Tensor,
+        scale: float | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        """Attention of the last tokens of sequences over ``cache`` [2, blocks, size, KV heads, head_dim], into ``out``.
+
+        Args:
+            q, out: [tokens, heads, head_dim].
+            starts: int32 [sequences + 1]: first query of every sequence.
+            most: the largest number of queries of a sequence.
+            tables: int32 [sequences, blocks]. lengths: int32 [sequences].
+        """
+        pages = Pages(cache[0], cache[1], tables, lengths)
+        attention(q, starts, most, pages, self.contracts["attention"], scale=scale, out=out)
+
+
+def _device() -> str:
+    return "cpu" if current_target().runtime == "interpreter" else "cuda"
