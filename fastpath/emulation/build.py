@@ -12,7 +12,10 @@ from pathlib import Path
 
 from fastpath.backend import UnsupportedError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("machine.c", "machine.h", "vector.h", "scalar.h", "memory.h", "matrix.h"))
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("machine.c", "machine.h", "vector.h", "scalar.h", "memory.h", "matrix.h")
+)
 COMPILERS = ("clang-19", "gcc", "clang", "cc")
 #: No contraction and no traps; fmaf must be the machine's instruction.
 FLAGS = (

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from fastpath.elf import Section, sections
+
 _SYMBOL_TABLE, _NOTE, _METADATA_NOTE = 2, 7, 32
 
 
@@ -52,17 +54,18 @@ def kernels(binary: bytes) -> dict[str, Kernel]:
     Raises:
         CodeObjectError: not an AMDGPU ELF, or without metadata.
     """
-    if binary[:4] != b"\x7fELF" or len(binary) < 64:
-        raise CodeObjectError("not an ELF file")
-    sections = _sections(binary)
-    metadata = _metadata(binary, sections)
-    symbols = _symbols(binary, sections)
+    try:
+        parts = sections(binary)
+    except ValueError as error:
+        raise CodeObjectError(str(error)) from None
+    metadata = _metadata(binary, parts)
+    symbols = _symbols(binary, parts)
     found = {}
     for entry in metadata["amdhsa.kernels"]:
         name = entry[".name"]
         address, size = symbols[name]
-        start = _file_offset(sections, address)
-        words = struct.unpack_from("<64s", binary, _file_offset(sections, symbols[f"{name}.kd"][0]))[0]
+        start = _file_offset(parts, address)
+        words = struct.unpack_from("<64s", binary, _file_offset(parts, symbols[f"{name}.kd"][0]))[0]
         local, scratch, _ = struct.unpack_from("<III", words, 0)
         (entry_offset,) = struct.unpack_from("<q", words, 16)
         if symbols[f"{name}.kd"][0] + entry_offset != address:
@@ -82,23 +85,17 @@ def kernels(binary: bytes) -> dict[str, Kernel]:
     return found
 
 
-def _sections(binary: bytes) -> list[tuple[int, ...]]:
-    (offset,) = struct.unpack_from("<Q", binary, 0x28)
-    count = struct.unpack_from("<H", binary, 0x3C)[0]
-    return [struct.unpack_from("<IIQQQQIIQQ", binary, offset + 64 * i) for i in range(count)]
-
-
-def _file_offset(sections: list[tuple[int, ...]], address: int) -> int:
-    for _, _, flags, start, offset, size, *_ in sections:
-        if flags & 2 and start <= address < start + size:
-            return offset + address - start
+def _file_offset(parts: list[Section], address: int) -> int:
+    for part in parts:
+        if part.flags & 2 and part.address <= address < part.address + part.size:
+            return part.offset + address - part.address
     raise CodeObjectError(f"address {address:#x} lies in no section")
 
 
-def _metadata(binary: bytes, sections: list[tuple[int, ...]]) -> dict[str, Any]:
-    for _, kind, _, _, offset, size, *_ in sections:
-        at = offset
-        while kind == _NOTE and at < offset + size:
+def _metadata(binary: bytes, parts: list[Section]) -> dict[str, Any]:
+    for part in parts:
+        at = part.offset
+        while part.kind == _NOTE and at < part.offset + part.size:
             name_bytes, length, note = struct.unpack_from("<III", binary, at)
             content = at + 12 + -(-name_bytes // 4) * 4
             if note == _METADATA_NOTE and binary[at + 12 : at + 18] == b"AMDGPU":
@@ -108,13 +105,13 @@ def _metadata(binary: bytes, sections: list[tuple[int, ...]]) -> dict[str, Any]:
     raise CodeObjectError("no AMDGPU metadata note")
 
 
-def _symbols(binary: bytes, sections: list[tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+def _symbols(binary: bytes, parts: list[Section]) -> dict[str, tuple[int, int]]:
     found = {}
-    for _, kind, _, _, offset, size, link, _, _, _ in sections:
-        if kind != _SYMBOL_TABLE:
+    for part in parts:
+        if part.kind != _SYMBOL_TABLE:
             continue
-        names = sections[link][4]
-        for at in range(offset, offset + size, 24):
+        names = parts[part.link].offset
+        for at in range(part.offset, part.offset + part.size, 24):
             name, _, _, _, value, length = struct.unpack_from("<IBBHQQ", binary, at)
             end = binary.index(b"\0", names + name)
             found[binary[names + name : end].decode()] = (value, length)

@@ -132,7 +132,9 @@ def execute(
         raise ExecutionError(f"{kernel.name}: {len(given)} arguments for {len(explicit)}")
     for argument, value in zip(explicit, given, strict=False):
         if len(value) != argument.size:
-            raise ExecutionError(f"{kernel.name}: argument of {len(value)} bytes at {argument.offset}, not {argument.size}")
+            raise ExecutionError(
+                f"{kernel.name}: argument of {len(value)} bytes at {argument.offset}, not {argument.size}"
+            )
         block[argument.offset : argument.offset + argument.size] = value
     _hidden(kernel, block, (*grid, 1, 1)[:3], threads)
     buffer = (ctypes.c_uint8 * len(block)).from_buffer(block)
@@ -191,7 +193,7 @@ def packed_argument(value: Any, kind: str) -> tuple[bytes, tuple[int, int, bool]
 def execute_plan(code: Any, arguments: tuple[Any, ...], grid: tuple[int, ...], **options: Any) -> Execution:
     """Run one launch of a compiled Triton kernel (`fastpath.machine_code.code.Code`) on tensors of the CPU."""
     values, memory = [], []
-    for value, kind in zip(arguments, code.signature, strict=True):
+    for value, kind in zip(arguments, code.signature, strict=False):  # constants follow
         if kind == "constexpr":
             continue
         packed, region = packed_argument(value, kind)

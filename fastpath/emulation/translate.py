@@ -37,8 +37,8 @@ _ACCESS = {
 }  # fmt: skip
 _LOCAL = {
     "b8": (1, ZERO), "b16": (2, ZERO), "b32": (4, ZERO), "b64": (8, ZERO), "b96": (12, ZERO), "b128": (16, ZERO),
-    "u8": (1, ZERO), "i8": (1, SIGN), "u16": (2, ZERO), "i16": (2, SIGN), "b16_d16_hi": (2, HIGH), "b8_d16_hi": (1, HIGH),
-    "u16_d16": (2, LOW), "u16_d16_hi": (2, HIGH),
+    "u8": (1, ZERO), "i8": (1, SIGN), "u16": (2, ZERO), "i16": (2, SIGN),
+    "b16_d16_hi": (2, HIGH), "b8_d16_hi": (1, HIGH), "u16_d16": (2, LOW), "u16_d16_hi": (2, HIGH),
 }  # fmt: skip
 #: Matrix instruction -> rows, K, and 0 bfloat16, 1 float16, 2 float32.
 _MATRIX = {
@@ -58,8 +58,21 @@ class TranslationError(ValueError):
 
 
 @lru_cache(maxsize=1 << 16)
-def _decode(data: bytes) -> Any:
+def _decode_long(data: bytes) -> Any:
     return decode_inst(data, "cdna")
+
+
+#: First words of instructions without a second one.
+_short: dict[bytes, Any] = {}
+
+
+def _decode(data: bytes) -> Any:
+    if data[:4] in _short:
+        return _short[data[:4]]
+    inst = _decode_long(data)
+    if inst.size() == 4:
+        _short[data[:4]] = inst
+    return inst
 
 
 def decode(text: bytes) -> list[tuple[int, Any]]:
@@ -346,7 +359,9 @@ class _Instruction:
     def _vop3_compare(self) -> None:
         wide = self.name.endswith("64")
         self.record |= {"neg": self.field("neg"), "abs": self.field("abs"), "sdst": self.field("vdst")}
-        self._vector(self.name.replace("v_cmpx_", "v_cmp_"), [self.field("src0"), self.field("src1")], (wide, wide, False))
+        self._vector(
+            self.name.replace("v_cmpx_", "v_cmp_"), [self.field("src0"), self.field("src1")], (wide, wide, False)
+        )
         self.record["size"] = int("v_cmpx_" in self.name)
         if self.field("clmp") or (wide and (self.record["neg"] or self.record["abs"])):
             raise self.refuse("a modifier")

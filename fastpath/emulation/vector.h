@@ -26,7 +26,8 @@ static inline float median(float a, float b, float c) {
     return most == a ? maximum(b, c) : most == b ? maximum(a, c) : maximum(a, b);
 }
 
-/* n / d scaled so that the refinement of a quotient neither overflows nor loses bits; returns whether to undo it. */
+/* n / d scaled so that the refinement of a quotient neither overflows nor loses bits; returns whether to undo it.
+ * The guide scales a denominator above 2^126 up where the quotient is tiny too, which would overflow: it must be down. */
 static inline int div_scale(float x, float d, float n, float *result) {
     int vcc = 0;
     float quotient = n / d;
@@ -35,7 +36,7 @@ static inline int div_scale(float x, float d, float n, float *result) {
     *result = x;
     if (exponent_field(n) - exponent_field(d) >= 96) { vcc = 1; if (x == d) *result = ldexpf(x, 64); }
     else if (exponent_field(d) == 0) *result = ldexpf(x, 64);
-    else if (recip && tiny) { vcc = 1; if (x == d) *result = ldexpf(x, 64); }
+    else if (recip && tiny) { vcc = 1; if (x == d) *result = ldexpf(x, -64); }
     else if (recip) *result = ldexpf(x, -64);
     else if (tiny) { vcc = 1; if (x == n) *result = ldexpf(x, 64); }
     else if (exponent_field(n) <= 23) *result = ldexpf(x, 64);
@@ -65,14 +66,17 @@ static inline float div_fixup(float q, float d, float n) {
     return f32(sign | (u32(q) & 0x7fffffff));
 }
 
+/* v_rcp, v_rsq, v_sqrt, v_exp and v_log neither read nor give subnormals (LLVM, SIISelLowering.cpp). */
+static inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
 /* The correctly rounded value of a hardware approximation, moved by units in the last place on request. */
 static inline float approximation(machine *m, float exact) {
     m->approximations++;
+    exact = flushed(exact);
     if (!m->approximate || !isfinite(exact) || exact == 0) return exact;
     uint32_t moved = u32(exact) + (uint32_t)m->approximate;
     return (moved & 0x7f800000) == 0x7f800000 || (moved & 0x7fffffff) == 0 ? exact : f32(moved);
 }
-static inline float rounded_twice_safe(double x) { return (float)x; }
 
 static inline int32_t to_i32(float x) {
     return is_nan(x) ? 0 : x >= 0x1p31f ? INT32_MAX : x <= -0x1p31f ? INT32_MIN : (int32_t)x;
@@ -114,9 +118,9 @@ static inline int64_t med_i(int64_t a, int64_t b, int64_t c) {
 
 /* X(name, result) with floats a, b, c. */
 #define FLOAT_1(X) \
-    X(v_rcp_f32, approximation(m, 1 / a)) X(v_rcp_iflag_f32, approximation(m, 1 / a)) \
-    X(v_rsq_f32, approximation(m, rounded_twice_safe(1 / sqrt((double)a)))) X(v_sqrt_f32, approximation(m, sqrtf(a))) \
-    X(v_exp_f32, approximation(m, (float)exp2((double)a))) X(v_log_f32, approximation(m, (float)log2((double)a))) \
+    X(v_rcp_f32, approximation(m, 1 / flushed(a))) X(v_rcp_iflag_f32, approximation(m, 1 / flushed(a))) \
+    X(v_rsq_f32, approximation(m, (float)(1 / sqrt((double)flushed(a))))) X(v_sqrt_f32, approximation(m, sqrtf(flushed(a)))) \
+    X(v_exp_f32, approximation(m, (float)exp2((double)flushed(a)))) X(v_log_f32, approximation(m, (float)log2((double)flushed(a)))) \
     X(v_sin_f32, approximation(m, (float)sin(6.283185307179586 * (double)a))) \
     X(v_cos_f32, approximation(m, (float)cos(6.283185307179586 * (double)a))) \
     X(v_floor_f32, floorf(a)) X(v_ceil_f32, ceilf(a)) X(v_trunc_f32, truncf(a)) X(v_rndne_f32, rintf(a)) \
