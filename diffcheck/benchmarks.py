@@ -30,8 +30,8 @@ from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import package_versions
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.session import EngineSession
+from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
 

@@ -17,10 +17,12 @@ from diffcheck.base.models import built_in_samples, resolve_model
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample, check_samples, load_samples
 from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult, Progress
+from diffcheck.capture.matching import check_matches
 from diffcheck.capture.overrides import Override, apply_overrides
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.recorded import write_recorded
 from diffcheck.capture.session import EngineSession
+from diffcheck.capture.switches import parse_switches
 from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
@@ -55,10 +57,13 @@ class RunSettings:
     top_p: float = 1.0
     top_k: int = 0
     overrides: tuple[Override, ...] = ()
+    #: Switches of the engine, NAME=VALUE; the rollout side's where there are two.
+    options: tuple[str, ...] = ()
     #: The train side's, where they are not the rollout's.
     train_phase: Phase | None = None
     train_tensor_parallel: int | None = None
     train_profile: str | None = None
+    train_options: tuple[str, ...] = ()
     #: Folder for traces and engine logs; None keeps none.
     keep: Path | None = None
     #: Find each side's contract at the first divergence.
@@ -67,6 +72,8 @@ class RunSettings:
     ablate: bool = False
     #: Write the verdict as a page, while the traces are there.
     html: Path | None = None
+    #: Fields that the user set: those that could not take effect are refused.
+    given: frozenset[str] = frozenset()
 
     def of_train(self) -> RunSettings:
         """The settings of the train side."""
@@ -75,6 +82,7 @@ class RunSettings:
             phase=self.train_phase or self.phase,
             tensor_parallel=self.train_tensor_parallel or self.tensor_parallel,
             profile=self.train_profile or self.profile,
+            options=self.train_options,
         )
 
 
@@ -118,12 +126,48 @@ def check_side(name: str) -> None:
         )
 
 
+#: Settings that only a side's engine could follow.
+_OF_ROLLOUT = {"generate", "seed"}
+_OF_TRAIN = {"train_phase", "train_tensor_parallel", "train_profile"}
+_OF_ENGINES = {"phase", "dtype", "device", "tensor_parallel", "profile", "level", "layers", "keep"} | {
+    "temperature",
+    "top_p",
+    "top_k",
+}
+
+
+def option_name(setting: str) -> str:
+    """The command line's name of a setting."""
+    return "--" + setting.replace("tensor_parallel", "tp").replace("_", "-")
+
+
+def _check_used(settings: RunSettings, rollout: str, train: str) -> None:
+    """Refuse what could not take effect, because the side that it belongs to is recorded already.
+
+    Raises:
+        InputError: an option of a trace; it is named.
+    """
+    sides = {"rollout": rollout, "train": train}
+    idle = _OF_TRAIN if is_trace(train) else set()
+    if is_trace(rollout) or rollout == RECORDED:
+        idle = idle | _OF_ROLLOUT | (_OF_ENGINES if is_trace(train) else set())
+    if is_trace(rollout) and is_trace(train) and not settings.infer:
+        idle = idle | {"model"}
+    if unused := sorted(idle & settings.given):
+        recorded = ", ".join(f"the {side} side is recorded" for side, name in sides.items() if name not in ENGINES)
+        raise InputError(
+            f"{option_name(unused[0])} would change nothing: {recorded}",
+            "leave it out, or give an engine as that side",
+        )
+
+
 def _check_sides(settings: RunSettings, rollout: str, train: str) -> None:
     """Raises:
     InputError: a side that is none, or something asked of a side that cannot do it.
     """
     check_side(rollout)
     check_side(train)
+    _check_used(settings, rollout, train)
     if train == RECORDED:
         raise InputError(
             f"--train {RECORDED}: a samples file holds what the rollout recorded", f"use --rollout {RECORDED}"
@@ -136,9 +180,14 @@ def _check_sides(settings: RunSettings, rollout: str, train: str) -> None:
                 raise InputError(
                     f"{name}: a record holds logprobs and no operator's values", "roll out the samples with an engine"
                 )
-    for role, name in (("rollout", rollout), ("train", train)):
+    for role, name, switches in (("rollout", rollout, settings.options), ("train", train, settings.train_options)):
         if name in ENGINES:
+            parse_switches(name, switches, f"--{role}-option")
             continue
+        if switches:
+            raise InputError(
+                f"--{role}-option {switches[0]}: the {role} side is no live engine", "give options to a side that runs"
+            )
         for override in settings.overrides:
             if override.side == role:
                 raise InputError(
@@ -162,6 +211,11 @@ def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> li
         if generated:
             samples = [replace(s, response_token_ids=()) for s in samples]
     check_samples(samples, model.config.vocab_size, model.config.max_position_embeddings, scored=not generated)
+    if all(s.response_token_ids for s in samples) and (unused := sorted({"generate", "seed"} & settings.given)):
+        raise InputError(
+            f"{option_name(unused[0])} would change nothing: {engine} scores given responses and draws none",
+            "leave it out, or roll out with vllm or transformers in phase decode",
+        )
     return samples
 
 
@@ -190,6 +244,7 @@ def engine_options(settings: RunSettings, model: LoadedModel, engine: str, sampl
         # last token.
         max_length=min(c.max_position_embeddings, -(-(longest + 1) // 64) * 64),
         max_sequences=max(8, min(len(samples), 64)),
+        extra=parse_switches(engine, settings.options, "option"),
     )
 
 
@@ -226,6 +281,10 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         RlkError: anything a user can mend.
     """
     if engine == RECORDED:
+        if settings.options or settings.overrides:
+            raise InputError(
+                f"--engine {RECORDED} runs no engine that could be changed", "leave --option, --override out"
+            )
         if settings.samples is None:
             raise InputError(f"--engine {RECORDED} needs a file with rollout_logprobs", "give it with --samples")
         return write_recorded(load_samples(settings.samples), settings.samples, out, overwrite=overwrite)
@@ -236,6 +295,7 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         engine_options(settings, model, engine, samples),
         replace(capture_plan(settings, samples, out), overwrite=overwrite),
     )
+    check_matches(plan, graph(model.config, options.tensor_parallel))
     with EngineSession(options, progress, _log(settings, engine, "capture")) as session:
         return session.capture(plan)
 
@@ -280,7 +340,8 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
             )
         if why and verdict.first_divergence and not withdraw(verdict, _unsteady(left.folder, right.folder, folder)):
             # Two traces may be of any model; live sides are of the named one.
-            found = find_model(left.header, settings.model, lambda text: progress(text, 0, 0))
+            named = None if is_trace(rollout) and is_trace(train) and "model" not in settings.given else settings.model
+            found = find_model(left.header, named, lambda text: progress(text, 0, 0), hint=settings.model)
             model = LoadedModel(settings.model, found, ModelConfig.from_folder(found))
             if settings.infer:
                 explain(verdict, left, right, model.folder, progress=progress)
@@ -369,6 +430,7 @@ def _capture_sides(
             engine_options(own, model, name, samples),
             capture_plan(own, samples, out),
         )
+        check_matches(plan, graph(model.config, options.tensor_parallel))
         sessions[side] = stack.enter_context(EngineSession(options, progress, _log(settings, name, side)))
         plans[side] = plan
     for side in live:

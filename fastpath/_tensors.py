@@ -15,14 +15,18 @@ INDEX_TYPES = (torch.int32, torch.int64)
 
 
 @lru_cache(maxsize=256)
-def accepted(contract: Contract, implemented: tuple[tuple[str, Value | tuple[Value, ...]], ...]) -> torch.dtype:
-    """The dtype of a contract's output, if a kernel implements the contract; asked at every launch, so remembered.
+def accepted(
+    contract: Contract,
+    implemented: tuple[tuple[str, Value | tuple[Value, ...]], ...],
+    path: str = "rounding.output",
+) -> torch.dtype:
+    """The dtype at ``path`` of a contract, if a kernel implements the contract; asked at every launch, so remembered.
 
     Raises:
         UnsupportedError: as ``require_fields``, or a format without kernels.
     """
     require_fields(contract, dict(implemented))
-    return model_dtype(contract)
+    return model_dtype(contract, path)
 
 
 def model_dtype(contract: Contract, path: str = "rounding.output") -> torch.dtype:

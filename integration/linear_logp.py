@@ -27,16 +27,12 @@ class Entropy(torch.autograd.Function):  # type: ignore[misc]
         lse = own.logsumexp(logits)
         value = own.entropy(logits, lse)
         ctx.save_for_backward(logits, lse.value, value)
+        ctx.own = own
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """dH / dx = -p (log p + H)."""
-        logits, lse, value = ctx.saved_tensors
-        log_p = logits - lse[:, None]
-        dlogits = -torch.exp(log_p) * (log_p + value[:, None])
-        # A masked column has p = 0, and 0 times -inf is no gradient.
-        return None, dlogits.masked_fill(torch.isneginf(logits), 0.0) * grad[:, None]
+        return None, ctx.own.entropy_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
 def linear_logp(request: Request, own: Operators) -> tuple[Tensor, Tensor | None]:
@@ -69,7 +65,8 @@ def _chunk(request: Request, own: Operators, logits: Tensor, rows: slice) -> tup
         keep = torch.cat(functions.gather_ranks(request.keep[rows], request.group), dim=-1)[:, : request.vocabulary]
         if not bool(keep.any(dim=-1).all()):
             raise RequestError("request.log_prob_keep_mask keeps no column of some row")
-        processed = torch.where(keep, processed, -torch.inf)
+        # As with top-k and top-p, no mask may hide a NaN: a row with one keeps it.
+        processed = torch.where(keep | processed.isnan().any(dim=-1, keepdim=True), processed, -torch.inf)
     logp = functions.LogProb.apply(own, processed, request.targets[rows], lambda value: value)
     if not request.entropy:
         return logp, None

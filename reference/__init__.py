@@ -4,6 +4,7 @@ No module here imports an engine or torch, and none uses `np.sum`, `np.dot` or a
 the order of every addition is written out.
 """
 
+# The package registers every contract before a module of it can ask for one.
 from reference import contract, operators
 from reference.contract import profile, space
 from reference.models.qwen3 import forward

@@ -13,12 +13,12 @@ from diffcheck.base.bits import UIntArray, to_float32
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
-from diffcheck.capture.interventions import IntArray
-from diffcheck.capture.recorder import Rows
+from diffcheck.capture.interventions import register
 from diffcheck.capture.replace import converted, written_at
 from diffcheck.infer.arguments import Arguments, call
 from diffcheck.infer.sites import arguments_of, node_of, operator_inputs
 from diffcheck.infer.weights import TracedWeights
+from diffcheck.rows import IntArray, Rows, planned
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array
@@ -50,6 +50,7 @@ class Operator:
         return cls(from_json(data["contract"]), None if inner is None else from_json(inner))
 
 
+@register("recompute")
 @dataclass(frozen=True)
 class Recompute:
     """One boundary computed by the reference as ``operator``, from the inputs that the live forward has there.
@@ -81,7 +82,7 @@ class Recompute:
         if name != self.boundary:
             live.see(name, sample, position, to_float32(bits, dtype))
             return None
-        mine = live.planned(sample, position)
+        mine = planned(Rows(sample, position), live.samples, live.node.rows)
         if not mine.any():
             return None
         result = self.operator.call(live.arguments(Rows(sample[mine], position[mine])))
@@ -117,32 +118,22 @@ class _Live:
         self.header: Header = side.header
         self.samples = [Sample.from_json(s) for s in self.header.samples]
         self.place = Rows.of(0, range(0))
-        self._node: Boundary = node_of(side, boundary)
+        self.node: Boundary = node_of(side, boundary)
         self._inputs = _inputs(trace, written_at(trace), boundary)
         self._weights = TracedWeights(model, self.header.object.weights, self.header.dtype)
         self._rows: dict[str, dict[tuple[int, int], Float32Array]] = {}
 
     def see(self, name: str, sample: IntArray, position: IntArray, values: Float32Array) -> None:
         kept = self._rows.setdefault(name, {})
-        kept.update(zip(zip(sample.tolist(), position.tolist(), strict=True), values, strict=True))
-
-    def planned(self, sample: IntArray, position: IntArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Rows that the boundary has: no padding, no last token, and for the head none before the response."""
-        stop = np.array([s.forward_length for s in self.samples], np.int64)
-        start = np.zeros_like(stop)
-        if self._node.rows == "response":
-            start = np.array([len(s.prompt_token_ids) - 1 for s in self.samples], np.int64)
-        of = np.maximum(sample, 0)
-        return np.asarray((sample >= 0) & (position >= start[of]) & (position < stop[of]))
+        kept.update(zip(Rows(sample, position).places(), values, strict=True))
 
     def arguments(self, rows: Rows) -> Arguments:
         """What the operator is called with for ``rows``."""
         self.place = rows
-        return arguments_of(self, self._node, self._inputs, np.arange(len(rows)), self._weights)
+        return arguments_of(self, self.node, self._inputs, np.arange(len(rows)), self._weights)
 
     def values(self, name: str, rows: IntArray) -> Float32Array:
-        keys = zip(self.place.sample[rows].tolist(), self.place.position[rows].tolist(), strict=True)
-        return self._stack(name, list(keys))
+        return self._stack(name, self.place.take(rows).places())
 
     def history(self, name: str, sample: int) -> Float32Array:
         """Keys that a later call will see are zeros: the mask keeps them out."""
@@ -159,7 +150,7 @@ class _Live:
         missing = [key for key in keys if key not in kept]
         if missing:
             raise InputError(
-                f"{self._node.name} cannot be recomputed: its input {name} was not seen first at sample "
+                f"{self.node.name} cannot be recomputed: its input {name} was not seen first at sample "
                 f"{missing[0][0]}, position {missing[0][1]}",
                 "the engine computes them in another order: align values instead",
             )

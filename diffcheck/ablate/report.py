@@ -36,7 +36,7 @@ def print_ablation(ablation: Mapping[str, Any], console: Console) -> None:
             parts.append(Text(f"By bisection: the logprobs depend on origins from {first} to {last}."))
     parts += [Text(line, style="dim") for line in _cost(ablation)]
     host, donor = sides_in_words(ablation["host"], ablation["donor"], ablation["host_side"])
-    title = f"[bold {style}]Ablation: {donor}'s operators in {host}'s forward"
+    title = Text(f"Ablation: {donor}'s operators in {host}'s forward", style=f"bold {style}")
     console.print(Panel(Group(*parts), title=title, title_align="left", border_style=style))
 
 

@@ -11,8 +11,8 @@ from diffcheck.ablate.result import Origin, Unit
 from diffcheck.base.bits import Difference
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.samples import Sample
-from diffcheck.capture.recorder import expected_rows
 from diffcheck.localize.compare import compare_boundary
+from diffcheck.rows import expected_rows
 from diffcheck.trace.reader import Trace
 
 #: Up to this many differing boundaries each is a unit of its own.

@@ -28,11 +28,18 @@ def convert_llama_gguf(source: Path, folder: Path) -> None:
     GGUF interleaves the two rotary halves of each query and key head; the Hugging Face layout keeps them apart, so the
     rows of those projections are put back.
     """
+    from transformers import AutoTokenizer
+
+    convert_llama_weights(source, folder)
+    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+
+
+def convert_llama_weights(source: Path, folder: Path) -> None:
+    """As `convert_llama_gguf`, without the tokenizer."""
     import torch
     from gguf import GGUFReader
     from gguf.quants import dequantize
     from safetensors.torch import save_file
-    from transformers import AutoTokenizer
 
     reader = GGUFReader(source)
 
@@ -74,7 +81,6 @@ def convert_llama_gguf(source: Path, folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1, default=int))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
 
 
 def _split_rotary_halves(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

@@ -17,7 +17,8 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
 
@@ -110,6 +111,7 @@ def write_trace_of(
             continue
         writer = TraceWriter(out, plan.level, overwrite=plan.overwrite)
         try:
+            changed = describe_changes(plan, options, recorder)
             recorder.write(writer, expected_rows(samples), computed=out is plan.computed)
             writer.finish(
                 Header(
@@ -123,7 +125,7 @@ def write_trace_of(
                     boundaries={},
                     samples=[s.to_json() for s in samples],
                     evidence=evidence,
-                    changed=describe_changes(plan, options),
+                    changed=changed,
                     unobserved=recorder.unobserved,
                 )
             )
@@ -132,15 +134,19 @@ def write_trace_of(
             raise
 
 
-def describe_changes(plan: CapturePlan, options: EngineOptions) -> list[str]:
-    """Everything that was changed on purpose, one line each."""
+def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Recorder) -> list[str]:
+    """Everything that was changed on purpose and took effect, one line each.
+
+    Raises:
+        InputError: an intervention that met nothing.
+    """
     lines = [f"model {k} = {v}" for k, v in options.model_overrides.items()]
     lines += [f"weight {name}[{index}]: bit {bit} flipped" for name, index, bit in options.weight_flips]
     if plan.position_offset:
         lines.append(f"positions + {plan.position_offset}")
+    lines += plan.changes
     lines += [f"{where}: {k} = {v}" for where, fields in plan.contract_overrides.items() for k, v in fields.items()]
-    lines += [f"intervention at {i.boundary}: {type(i).__name__}" for i in plan.interventions]
-    return lines
+    return lines + recorder.changed()
 
 
 def with_logprobs(sample: Sample, response: tuple[int, ...], logprobs: tuple[float, ...]) -> Sample:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from diffcheck.base.bits import UIntArray
+from diffcheck.base.errors import InputError
+from diffcheck.rows import IntArray
 
-IntArray = npt.NDArray[np.int64]
 #: What makes a name a pattern.
 _WILD = frozenset("*?[")
 
@@ -43,6 +42,50 @@ class Intervention(Protocol):
         """Data form, for a capture in another process."""
 
 
+class _Kind(Protocol):
+    """A class of interventions that can be rebuilt in another process."""
+
+    def from_json(self, data: dict[str, Any], /) -> Intervention:
+        """Inverse of ``to_json``, without the kind."""
+
+
+_KINDS: dict[str, _Kind] = {}
+_Class = TypeVar("_Class", bound=_Kind)
+
+
+def register(kind: str) -> Callable[[_Class], _Class]:
+    """Class decorator: interventions whose ``to_json`` has this ``kind`` are rebuilt by the class's ``from_json``.
+
+    Which kinds there are is not known here: they read traces and infer contracts, whose modules stand above this one.
+    """
+
+    def enter(made: _Class) -> _Class:
+        _KINDS[kind] = made
+        return made
+
+    return enter
+
+
+def sent(intervention: Intervention) -> dict[str, Any]:
+    """``to_json`` with the module that registers its kind, for a process that may not have imported it."""
+    return {"module": type(intervention).__module__, **intervention.to_json()}
+
+
+def received(data: Mapping[str, Any]) -> Intervention:
+    """Inverse of `sent`.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    values = dict(data)
+    importlib.import_module(values.pop("module"))
+    kind = values.pop("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"intervention kind {kind!r} is unknown")
+    return _KINDS[kind].from_json(values)
+
+
+@register("bit_flip")
 @dataclass(frozen=True)
 class BitFlip:
     """Invert one bit of one element: the smallest fault there is. Bit 0 is the last bit of the mantissa."""
@@ -56,15 +99,28 @@ class BitFlip:
     aligns: ClassVar[bool] = False
 
     def apply(self, name: str, sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> UIntArray | None:
+        """Raises:
+        InputError: an element or bit that the values do not have.
+        """
         hit = (sample == self.sample) & (position == self.position)
         if not hit.any():
             return None
+        width, size = bits.shape[1], bits.dtype.itemsize * 8
+        if self.index >= width or self.bit >= size:
+            raise InputError(
+                f"flip of element {self.index}, bit {self.bit} at {name}: it has {width} elements of {size} bits",
+                f"choose an element below {width} and a bit below {size}",
+            )
         changed = bits.copy()
         changed[hit, self.index] ^= bits.dtype.type(1 << self.bit)
         return changed
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bit_flip", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> BitFlip:
+        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -81,28 +137,6 @@ class Function:
 
     def to_json(self) -> dict[str, Any]:
         raise TypeError(f"intervention at {self.boundary}: a Python function cannot be sent to another process")
-
-
-def intervention_from_json(data: dict[str, Any]) -> Intervention:
-    """Inverse of ``to_json``.
-
-    Raises:
-        ValueError: unknown kind.
-    """
-    kind = data.get("kind")
-    rest = {k: v for k, v in data.items() if k != "kind"}
-    if kind == "bit_flip":
-        return BitFlip(**rest)
-    # Imported on demand: these two read traces, whose reader stands above this module.
-    if kind == "replace":
-        from diffcheck.capture.replace import Replace
-
-        return Replace.from_json(rest)
-    if kind == "recompute":
-        from diffcheck.ablate.recompute import Recompute
-
-        return Recompute.from_json(rest)
-    raise ValueError(f"intervention kind {kind!r} is unknown")
 
 
 class Interventions:

@@ -19,7 +19,9 @@ from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.capture.switches import Switch, defaults
+from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from reference.models.config import ModelConfig
 
 #: Kind of the attention mask that every supported model has.
@@ -93,25 +95,31 @@ class LiveInputs:
     """Integers that a live module received (token ids, positions), put back into (sample, position) order."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], int] = {}
+        self._rows: list[Rows] = []
+        self._values: list[IntArray] = []
 
     def see(self, rows: Rows, values: Any) -> None:
         """Note ``values`` [rows], a tensor or array of integers (or of floats that hold integers)."""
-        flat = values.detach().reshape(-1).tolist() if hasattr(values, "detach") else np.ravel(values).tolist()
-        for sample, position, value in zip(rows.sample.tolist(), rows.position.tolist(), flat, strict=True):
-            if sample >= 0:
-                self._seen[sample, position] = int(value)
+        flat = values.detach().cpu().reshape(-1).numpy() if hasattr(values, "detach") else np.ravel(values)
+        if flat.size != len(rows):
+            raise ValueError(f"{flat.size} values for {len(rows)} rows")
+        # A copy: engines write their next step into the same buffer.
+        self._rows.append(Rows(rows.sample.copy(), rows.position.copy()))
+        self._values.append(flat.astype(np.int64))
 
     def lists(self, samples: Sequence[Sample]) -> list[list[int]]:
         """One list a sample, over the positions fed forward; -1 where the module never saw one."""
-        return self._at([range(s.forward_length) for s in samples])
+        return self._at([Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)])
 
     def responses(self, samples: Sequence[Sample]) -> list[list[int]]:
         """As `lists`, over the positions that predict a response token."""
-        return self._at([s.response_positions for s in samples])
+        return self._at([Rows.of(i, s.response_positions) for i, s in enumerate(samples)])
 
-    def _at(self, positions: Sequence[range]) -> list[list[int]]:
-        return [[self._seen.get((i, p), -1) for p in where] for i, where in enumerate(positions)]
+    def _at(self, wanted: Sequence[Rows]) -> list[list[int]]:
+        index, values = Index(Rows.join(self._rows)), np.concatenate([*self._values, np.full(1, -1, np.int64)])
+        found = [index.find(rows) for rows in wanted]
+        # Row number -1, of a row that was never seen, is that of the -1 at the end.
+        return [values[at].tolist() for at in found]
 
 
 def torch_dtype(options: EngineOptions) -> Any:
@@ -188,18 +196,13 @@ def effective_config(config: ModelConfig, options: EngineOptions) -> ModelConfig
     return replace(config, **overrides)
 
 
-def check_extra(options: EngineOptions, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine-specific switches: defaults ``known``, overridden by ``options.extra``.
+def check_extra(options: EngineOptions, known: Mapping[str, Switch]) -> dict[str, Any]:
+    """The engine-specific switches: defaults of ``known``, overridden by ``options.extra``.
 
     Raises:
         InputError: a switch that the engine does not have.
     """
-    for name in options.extra:
-        if name not in known:
-            raise InputError(
-                f"{options.engine}: option {name!r} is unknown", f"known options: {', '.join(known) or 'none'}"
-            )
-    return {**known, **options.extra}
+    return defaults(known, options.extra, options.engine)
 
 
 def flip_bits(name: str, tensor: Any, flips: Sequence[tuple[str, int, int]]) -> Any:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan, EngineOptions
+from diffcheck.capture.switches import table_of
 
 _REMEDY = "write it as '[rollout/|train/]TARGET: FIELD=VALUE'; see rlk-diff localize --help"
 _PLAN_FIELDS: dict[str, type] = {
@@ -28,6 +30,12 @@ _PLAN_FIELDS: dict[str, type] = {
     "top_k": int,
     "weight_version": int,
     "position_offset": int,
+}
+_PLAN_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (1e-6, 1e6),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "position_offset": (-(2**31), 2**31 - 1),
 }
 _OBJECT_FIELDS = (*_PLAN_FIELDS, "rope_theta", "swap_tokens")
 
@@ -99,22 +107,38 @@ def apply_overrides(
 def _object(o: Override, options: EngineOptions, plan: CapturePlan) -> tuple[EngineOptions, CapturePlan]:
     if o.field == "swap_tokens":
         sample, i, j = o.integers((3,))
-        return options, replace(plan, samples=_swapped(o, plan.samples, sample, i, j))
+        swapped = _swapped(o, plan.samples, sample, i, j)
+        done = (f"object: swap_tokens = {sample},{i},{j}",) if swapped != plan.samples else ()
+        return options, replace(plan, samples=swapped, changes=(*plan.changes, *done))
     if o.field == "rope_theta":
         return replace(options, model_overrides={**options.model_overrides, "rope_theta": _number(o, float)}), plan
     if o.field in _PLAN_FIELDS:
         value = _number(o, _PLAN_FIELDS[o.field])
-        if o.field == "temperature" and value <= 0:
-            raise InputError(f"override {o.text!r}: temperature must be positive", _REMEDY)
-        return options, replace(plan, **{o.field: value})
+        low, high = _PLAN_RANGES.get(o.field, (-math.inf, math.inf))
+        if not low <= value <= high:
+            raise InputError(f"override {o.text!r}: {o.field} is out of range", f"choose from {low} to {high}")
+        # The offset is told by whoever applies it.
+        is_news = value != getattr(plan, o.field) and o.field != "position_offset"
+        done = (f"object: {o.field} = {value}",) if is_news else ()
+        return options, replace(plan, **{o.field: value}, changes=(*plan.changes, *done))
+    if o.field in table_of(options.engine):
+        raise InputError(
+            f"override {o.text!r}: {o.field} is a switch of {options.engine}, not of the object",
+            f"give it as --{o.side}-option {o.field}={o.value}",
+        )
     raise InputError(f"override {o.text!r}: object has no field {o.field!r}", f"fields: {', '.join(_OBJECT_FIELDS)}")
 
 
 def _number(o: Override, kind: type) -> Any:
     try:
-        return kind(o.value)
+        value = kind(o.value)
+        if not math.isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
-        raise InputError(f"override {o.text!r}: {o.value!r} is not a {kind.__name__}", _REMEDY) from None
+        raise InputError(
+            f"override {o.text!r}: {o.value!r} is not a {'finite ' * (kind is float)}{kind.__name__}", _REMEDY
+        ) from None
 
 
 def _swapped(o: Override, samples: tuple[Sample, ...], index: int, i: int, j: int) -> tuple[Sample, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcheck.base.samples import Sample
-from diffcheck.capture.interventions import Intervention, intervention_from_json
+from diffcheck.capture.interventions import Intervention, received, sent
 
 Phase = Literal["decode", "prefill"]
 
@@ -71,6 +71,8 @@ class CapturePlan:
     #: Contract overrides for engines that follow contracts: {"layers.*.mlp.act": {"rounding.silu": "bfloat16"}}.
     contract_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     interventions: tuple[Intervention, ...] = ()
+    #: What else of this plan was changed on purpose, in words.
+    changes: tuple[str, ...] = ()
     #: Observe nothing but the logprobs: the twin run that shows that observing changes no bit.
     observe: bool = True
     #: Also write what each operator gave before aligning interventions replaced it: a second trace, here.
@@ -84,7 +86,7 @@ class CapturePlan:
             "out": str(self.out),
             "computed": None if self.computed is None else str(self.computed),
             "samples": [s.to_json() for s in self.samples],
-            "interventions": [i.to_json() for i in self.interventions],
+            "interventions": [sent(i) for i in self.interventions],
         }
 
     @classmethod
@@ -96,7 +98,8 @@ class CapturePlan:
                 "computed": Path(data["computed"]) if data.get("computed") else None,
                 "samples": tuple(Sample.from_json(s) for s in data["samples"]),
                 "layers": tuple(data["layers"]) if data.get("layers") else None,
-                "interventions": tuple(intervention_from_json(i) for i in data.get("interventions", ())),
+                "changes": tuple(data.get("changes", ())),
+                "interventions": tuple(received(i) for i in data.get("interventions", ())),
             }
         )
 

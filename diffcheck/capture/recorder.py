@@ -11,44 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.base.bits import UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
+from diffcheck.base.bits import BoolArray, UIntArray, bits_tensor, digest_of_rows, row_digests, tensor_bits, uint_type
 from diffcheck.base.boundaries import Boundary
-from diffcheck.base.errors import EngineError
-from diffcheck.capture.interventions import Interventions
+from diffcheck.base.errors import EngineError, InputError
+from diffcheck.capture.interventions import Function, Intervention, Interventions
+from diffcheck.capture.matching import check_matches, words
 from diffcheck.capture.plan import CapturePlan
+from diffcheck.rows import Index, IntArray, Rows, planned
 from diffcheck.trace.schema import ALWAYS_STORED
 from diffcheck.trace.writer import TraceWriter
 
-IntArray = npt.NDArray[np.int64]
 #: Transport of one rank's slice to all ranks, in rank order. It moves bytes and never adds.
 Gather = Callable[[Any], Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which (sample, position) each row of an engine's tensor belongs to: two arrays [rows]. Rows with sample -1 are
-    padding.
-
-    ``position`` is the token's index in its sequence. What the engine fed to its rotary embedding belongs in the object
-    record.
-    """
-
-    sample: IntArray
-    position: IntArray
-
-    @classmethod
-    def of(cls, sample: int, positions: range) -> Rows:
-        return cls(np.full(len(positions), sample, np.int64), np.array(positions, np.int64))
-
-    @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
-        return cls(np.concatenate([p.sample for p in parts]), np.concatenate([p.position for p in parts]))
-
-    def take(self, index: IntArray | slice | npt.NDArray[np.bool_]) -> Rows:
-        return Rows(self.sample[index], self.position[index])
-
-    def __len__(self) -> int:
-        return int(self.sample.size)
 
 
 @dataclass
@@ -75,6 +49,9 @@ class Recorder:
     Args:
         boundaries: the dataflow graph of the model; a name outside it is a programming error.
         gather: transport between tensor-parallel ranks, or None for one rank. Must be called by all ranks alike.
+
+    Raises:
+        InputError: the plan names a boundary, row, element or layer that the model or its samples do not have.
     """
 
     def __init__(
@@ -88,7 +65,11 @@ class Recorder:
         self._pieces: dict[str, _Pieces] = {}
         #: What the operators gave before anything was aligned, where the plan asks for it.
         self._computed: dict[str, _Pieces] = {}
+        check_matches(plan, self.boundaries)
         self._interventions = Interventions(plan.interventions)
+        #: Of the plan's interventions, those that met a row of the plan, and those that changed a bit of one.
+        self._met: set[int] = set()
+        self._fired: set[int] = set()
         self.unobserved: dict[str, str] = {}
         self._absent: dict[tuple[int, int], str] = {}
 
@@ -146,7 +127,7 @@ class Recorder:
 
     def will_not_see(self, rows: Rows, why: str) -> None:
         """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
-        self._absent.update(dict.fromkeys(zip(rows.sample.tolist(), rows.position.tolist(), strict=True), why))
+        self._absent.update(dict.fromkeys(rows.places(), why))
 
     def write(self, writer: TraceWriter, expected: dict[str, Rows], *, computed: bool = False) -> None:
         """Put every complete boundary into ``writer`` in logical order. Incomplete ones become unobserved, with the
@@ -189,6 +170,22 @@ class Recorder:
             raise EngineError(f"{boundary}: row (sample {missing[0]}, position {missing[1]}) was not seen")
         return np.concatenate(pieces.bits)[order], pieces.dtype
 
+    def changed(self) -> list[str]:
+        """The interventions that changed a bit of some row, in words and in the plan's order.
+
+        Raises:
+            InputError: one that is meant as a change met nothing that it could have changed: the response ended before
+                its position, or the engine has no such value. The run would say "equal" of a change that was not made.
+        """
+        for intervention in self.plan.interventions:
+            if not intervention.aligns and id(intervention) not in self._met:
+                why = self.unobserved.get(intervention.boundary, "no row of it came by")
+                raise InputError(
+                    f"{words(intervention)}: nothing was changed: {why}",
+                    "choose a row that the samples have, of a boundary that this engine shows",
+                )
+        return [words(i) for i in self.plan.interventions if id(i) in self._fired]
+
     def digests(self) -> dict[str, str]:
         """SHA-256 of what has arrived of each boundary, in order of arrival: ranks that agree have the same ones."""
         return {name: digest_of_rows(np.concatenate(pieces.digests)) for name, pieces in self._pieces.items()}
@@ -220,14 +217,27 @@ class Recorder:
                 self._keep(self._computed, node, rows, current, dtype)
                 kept = True
             new = intervention.apply(node.name, rows.sample, rows.position, current, dtype)
+            if isinstance(intervention, Function):
+                # It saw these rows: whether to change them is its own affair.
+                self._met.add(id(intervention))
             if new is not None:
                 if new.shape != bits.shape or new.dtype != bits.dtype:
                     raise EngineError(f"{node.name}: an intervention returned {new.shape} of {new.dtype}")
+                self._note(intervention, node, rows, current, new)
                 changed = new
         if not kept:
             self._keep(self._computed, node, rows, bits if changed is None else changed, dtype)
         # Putting in what is there already is no change: an engine that fuses operators goes on with what it fused.
         return None if changed is None or np.array_equal(changed, bits) else changed
+
+    def _note(self, intervention: Intervention, node: Boundary, rows: Rows, old: UIntArray, new: UIntArray) -> None:
+        if id(intervention) in self._fired:
+            return
+        asked = self._planned(node, rows)
+        if asked.any():
+            self._met.add(id(intervention))
+        if (old != new)[asked].any():
+            self._fired.add(id(intervention))
 
     def _keep(self, store: dict[str, _Pieces], node: Boundary, rows: Rows, bits: UIntArray, dtype: str) -> None:
         keep = self._planned(node, rows)
@@ -243,15 +253,9 @@ class Recorder:
         if self.plan.level != "digest" or node.name in ALWAYS_STORED:
             pieces.bits.append(bits.astype(uint_type(dtype), copy=False))
 
-    def _planned(self, node: Boundary, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Rows of this plan: real samples, positions that something follows, and for the head those that predict a
-        response token.
-        """
-        keep = rows.sample >= 0
-        if node.rows == "response":
-            first = np.array([len(s.prompt_token_ids) - 1 for s in self.plan.samples], np.int64)
-            keep &= rows.position >= first[np.maximum(rows.sample, 0)]
-        return keep
+    def _planned(self, node: Boundary, rows: Rows) -> BoolArray:
+        # A plan whose responses are still to come does not know where they end; the trace takes what is expected then.
+        return planned(rows, self.plan.samples, node.rows, finished=False)
 
     def _stored_rows(self, rows: int) -> IntArray | None:
         if self.plan.level != "sampled":
@@ -261,20 +265,11 @@ class Recorder:
 
 def _order(pieces: _Pieces, expected: Rows) -> tuple[IntArray, tuple[int, int] | None]:
     """Where each expected row is among the arrived ones (the last arrival wins: a recomputed row replaces the
-    preempted one).
+    preempted one), and the first that has not arrived.
     """
-    sample, position = np.concatenate(pieces.sample), np.concatenate(pieces.position)
-    at = {(int(s), int(p)): i for i, (s, p) in enumerate(zip(sample, position, strict=True))}
-    order = np.empty(len(expected), np.int64)
-    for i, key in enumerate(zip(expected.sample.tolist(), expected.position.tolist(), strict=True)):
-        if key not in at:
-            return order, key
-        order[i] = at[key]
-    return order, None
-
-
-def expected_rows(samples: Sequence[Any]) -> dict[str, Rows]:
-    """Logical rows of finished samples (`base.samples.Sample`): row set -> rows ordered by (sample, position)."""
-    every = [Rows.of(i, range(s.forward_length)) for i, s in enumerate(samples)]
-    response = [Rows.of(i, s.response_positions) for i, s in enumerate(samples)]
-    return {"all": Rows.join(every), "response": Rows.join(response)}
+    arrived = Rows(np.concatenate(pieces.sample), np.concatenate(pieces.position))
+    order = Index(arrived).find(expected)
+    if not (absent := order < 0).any():
+        return order, None
+    first = int(absent.argmax())
+    return order, (int(expected.sample[first]), int(expected.position[first]))

@@ -29,16 +29,20 @@ from diffcheck.capture.live import (
     object_record,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows, expected_rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows, expected_rows
 from reference.contract.profiles import profile as find_profile
 from reference.models.qwen3 import Sampling, forward
 from reference.models.rows import interleaved_tables
 from reference.models.weights import weight_shapes
 
 DEFAULT_PROFILE = "strict-v1/fma32-seq"
-#: Engine-specific switches and their defaults: tokens a page of the KV cache, tokens a prefill chunk (None: whole
-#: prompts).
-EXTRA: dict[str, Any] = {"block_size": 16, "chunk": None}
+#: Engine-specific switches.
+EXTRA = {
+    "block_size": Switch(int, 16, "tokens a page of the KV cache holds", least=1),
+    "chunk": Switch(int, None, "tokens a chunk of prefill; by default whole prompts", least=1),
+}
 #: Fields that say in which format an operator hands its result on.
 _LAST_ROUNDINGS = {"rounding.output", "rounding.residual", "rounding.storage", "rounding.read"}
 #: Boundaries that the contracts hand on in float32 whatever the model's dtype.

@@ -13,13 +13,14 @@ from diffcheck.base.bits import UIntArray, is_nan, to_float32, uint_type
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
-from diffcheck.capture.interventions import IntArray
-from diffcheck.capture.recorder import expected_rows
+from diffcheck.capture.interventions import register
+from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
 
 
+@register("replace")
 @dataclass(frozen=True)
 class Replace:
     """Values of a trace of level full in place of the live ones, row by (sample, position) row.
@@ -64,18 +65,15 @@ class _Source:
         self._trace = Trace(folder)
         header = self._trace.header
         self._sets = {b.name: b.rows for b in graph(ModelConfig(**header.object.model), header.tensor_parallel)}
-        self._at: dict[str, dict[tuple[int, int], int]] = {}
-        for name, rows in expected_rows([Sample.from_json(s) for s in header.samples]).items():
-            keys = zip(rows.sample.tolist(), rows.position.tolist(), strict=True)
-            self._at[name] = {key: i for i, key in enumerate(keys)}
+        expected = expected_rows([Sample.from_json(s) for s in header.samples])
+        self._at = {name: Index(rows) for name, rows in expected.items()}
         self._values: dict[str, tuple[UIntArray, str]] = {}
 
     def rows(self, name: str, sample: IntArray, position: IntArray) -> IntArray | None:
         """Row numbers in the trace, -1 where it has none; None where it lacks the boundary."""
         if name not in self._trace:
             return None
-        at = self._at[self._sets[name]]
-        return np.array([at.get(key, -1) for key in zip(sample.tolist(), position.tolist(), strict=True)], np.int64)
+        return self._at[self._sets[name]].find(Rows(sample, position))
 
     def values(self, name: str) -> tuple[UIntArray, str]:
         if name not in self._values:

@@ -30,8 +30,6 @@ def strict_path(options: EngineOptions) -> Any | None:
         # A native run stays one, whatever the user's shell asks of plain vLLM.
         os.environ.pop(VARIABLE, None)
         return None
-    if options.device != "cpu":
-        raise InputError(f"{options.engine}: strict profiles run on the CPU", "use --device cpu, or no --profile")
     for entry in entry_points(group=GROUP, name=options.engine):
         path = entry.load()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from diffcheck.base.console import Terminal, unbroken_output
 from diffcheck.base.errors import ExitCode, InputError, RlkError
 from diffcheck.base.files import check_writable, write_text
 from diffcheck.base.models import BUILT_IN
@@ -42,11 +44,13 @@ app.add_typer(contract_cli.app, name="contract")
 app.command()(infer)
 app.command()(faults)
 #: Diagnostics and progress; results go to standard output.
-_errors = Console(stderr=True)
+_errors = Terminal(stderr=True)
 _debug = False
 #: The shell's code for a process ended by Ctrl-C; typer returns it instead of raising.
 _INTERRUPTED = 130
-_INTERRUPTED_TEXT = "[yellow]interrupted[/]; nothing half-written is left"
+_INTERRUPTED_TEXT = Text.assemble(("interrupted", "yellow"), "; nothing half-written is left")
+#: Sources of an option's value that are the user's own.
+_TYPED = ("COMMANDLINE", "DEFAULT_MAP")
 #: What typer raises for a bad command line, whichever copy of click it uses.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -70,6 +74,9 @@ _RUN_OPTIONS: dict[str, Any] = {
     "top_k": Annotated[int, _run_option("--top-k", min=0, help="0: all.")],
     "override": Annotated[list[str] | None, _run_option("--override", help="Change one side on purpose; repeatable.")],
 }
+_switch = functools.partial(
+    typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
+)
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
@@ -112,11 +119,17 @@ def _settings(context: typer.Context) -> RunSettings:
     _one_of("--dtype", given["dtype"], ("bfloat16", "float32"))
     _one_of("--device", given["device"], ("cpu", "cuda"))
     _one_of("--level", given["level"], LEVELS)
-    if given["temperature"] is not None and given["temperature"] <= 0:
-        raise InputError(f"--temperature {given['temperature']} is not positive", "logprobs need T > 0")
+    if given["temperature"] is not None and not 0 < given["temperature"] < math.inf:
+        raise InputError(f"--temperature {given['temperature']} is not positive and finite", "logprobs need T > 0")
     given["layers"] = _layer_range(given["layers"])
+    for name, field in (("rollout_option", "options"), ("option", "options"), ("train_option", "train_options")):
+        if name in given:
+            given[field] = tuple(given.pop(name) or ())
     given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
-    return RunSettings(**{f.name: given[f.name] for f in fields(RunSettings) if f.name in given})
+    chosen = {f.name: given[f.name] for f in fields(RunSettings) if f.name in given}
+    sources = {name: context.get_parameter_source(name) for name in chosen}
+    typed = frozenset(name for name, source in sources.items() if source and source.name in _TYPED)
+    return RunSettings(**chosen, given=typed)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -156,6 +169,8 @@ def localize(
         int | None, typer.Option("--train-tp", min=1, help="The train side's, if another.")
     ] = None,
     train_profile: Annotated[str | None, typer.Option("--train-profile", help="The train side's, if another.")] = None,
+    rollout_option: Annotated[list[str] | None, _switch("--rollout-option")] = None,
+    train_option: Annotated[list[str] | None, _switch("--train-option")] = None,
 ) -> None:
     """Name the first boundary at which two engines diverge.
 
@@ -169,6 +184,7 @@ def localize(
       rlk-diff localize --rollout vllm --train vllm --phase prefill
       rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
+      rlk-diff localize --rollout-option max_num_batched_tokens=64 --train-option micro_batch=2
 
     Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
     """
@@ -189,6 +205,7 @@ def capture(
     out: Annotated[Path, typer.Option("--out", help="Trace folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing trace.")] = False,
     samples_out: Annotated[Path | None, typer.Option("--samples-out", help="Write the finished samples.")] = None,
+    option: Annotated[list[str] | None, _switch("--option")] = None,
 ) -> None:
     """Record one engine's boundaries as a trace that can be compared elsewhere.
 
@@ -211,7 +228,7 @@ def capture(
     if samples_out:
         save_samples(samples_out, result.samples)
     tokens = sum(len(s.response_token_ids) for s in result.samples)
-    Console().print(f"{out}: {len(result.samples)} samples, {tokens} response tokens")
+    Terminal().print(f"{out}: {len(result.samples)} samples, {tokens} response tokens")
 
 
 @app.command()
@@ -239,6 +256,27 @@ def compare(
 
             write_report(html, verdict, Trace(left), Trace(right), progress)
     _report(verdict, json_out, every)
+
+
+@app.command()
+def engines() -> None:
+    """List the switches of every engine: type, default, meaning.
+
+    [bold]Examples[/bold]
+
+      rlk-diff engines
+      rlk-diff localize --rollout-option max_num_batched_tokens=64 --train-option micro_batch=2
+      rlk-diff capture --engine vllm --option block_size=32 --out traces/rollout
+    """
+    from diffcheck.capture.switches import table_of
+
+    for engine in ENGINES:
+        table = Table("option", "type", "default", "meaning", title=engine, title_justify="left", box=None)
+        for name, switch in table_of(engine).items():
+            default = "the engine's" if switch.default is None else str(switch.default).lower()
+            meaning = f"{switch.meaning}: {', '.join(switch.choices)}" if switch.choices else switch.meaning
+            table.add_row(name, switch.kind.__name__, default, meaning)
+        Terminal().print(table)
 
 
 @app.command()
@@ -288,8 +326,8 @@ def doctor(
     table = Table("", "what", "found", "what to do", box=None)
     findings = examine()
     for f in findings:
-        table.add_row(f"[{style[f.level]}]{f.level}[/]", f.what, f.found, f.remedy)
-    Console().print(table)
+        table.add_row(Text(f.level, style=style[f.level]), f.what, f.found, f.remedy)
+    Terminal().print(table)
     if any(f.level == "missing" for f in findings):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -298,10 +336,10 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
     from diffcheck.cli.doctor import kernel_reports
 
     broken = 0
-    Console().print(f"{'call':<48} {'kernel':<28} registers  shared scratch occupancy", soft_wrap=True)
+    Terminal().print(f"{'call':<48} {'kernel':<28} registers  shared scratch occupancy", soft_wrap=True)
     with ProgressLine(_errors) as progress:
         for line, is_ok in kernel_reports(target, only, progress):
-            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+            Terminal().print(line, highlight=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
 
@@ -311,7 +349,7 @@ def _measure(minutes: float, json_out: Path | None) -> ExitCode:
 
     if json_out:
         check_writable(json_out)
-    say = functools.partial(Console().print, highlight=False, markup=False, soft_wrap=True)
+    say = functools.partial(Terminal().print, highlight=False, soft_wrap=True)
     report = run_measurement(minutes, say)
     path = json_out or Path(f"measure-{report['device']['arch']}.json")
     write_text(path, json.dumps(report, indent=1) + "\n")
@@ -329,9 +367,9 @@ def _compare_measurements(left: Path, right: Path) -> ExitCode:
     unequal = [d for d in differences if not d.equal]
     for d in sorted(differences, key=lambda d: d.equal):
         if not d.equal or not d.what.startswith("kernel "):
-            table.add_row("[green]equal[/]" if d.equal else "[red]differs[/]", d.what, d.left, d.right)
-    Console().print(table)
-    Console().print(f"{len(unequal)} of {len(differences)} things that both measured differ", highlight=False)
+            table.add_row(Text("equal", "green") if d.equal else Text("differs", "red"), d.what, d.left, d.right)
+    Terminal().print(table)
+    Terminal().print(f"{len(unequal)} of {len(differences)} things that both measured differ", highlight=False)
     return ExitCode.DIVERGED if unequal else ExitCode.EQUAL
 
 
@@ -346,7 +384,7 @@ def _check_outputs(json_out: Path | None, html: Path | None) -> None:
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
     if json_out:
         write_text(json_out, json.dumps(verdict.to_json(), indent=1) + "\n")
-    print_verdict(verdict, Console(), every_boundary=every)
+    print_verdict(verdict, Terminal(), every_boundary=every)
     raise typer.Exit(verdict.exit_code)
 
 
@@ -355,7 +393,17 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(guard(lambda: app(args=arguments, standalone_mode=False)))
 
 
+def _tell(what: str, style: str, text: str) -> None:
+    _errors.print(Text.assemble((what, style), f" {text}"), soft_wrap=True)
+
+
 def guard(run: Callable[[], Any]) -> int:
+    """The exit code of ``run``, with every fault told in one line of cause and one of remedy."""
+    with unbroken_output():
+        return _guarded(run)
+
+
+def _guarded(run: Callable[[], Any]) -> int:
     try:
         code = run()
         if code == _INTERRUPTED:
@@ -370,17 +418,17 @@ def guard(run: Callable[[], Any]) -> int:
         _errors.print(_INTERRUPTED_TEXT)
         return _INTERRUPTED
     except RlkError as error:
-        _errors.print(f"[red]error:[/] {error.cause}", highlight=False, soft_wrap=True)
+        _tell("error:", "red", error.cause)
         if error.remedy:
-            _errors.print(f"[dim]remedy:[/] {error.remedy}", highlight=False, soft_wrap=True)
+            _tell("remedy:", "dim", error.remedy)
         if _debug:
             _errors.print_exception()
             for note in getattr(error, "__notes__", ()):
-                _errors.print(note, highlight=False, markup=False)
+                _errors.print(note, highlight=False)
         return int(error.exit_code)
     except Exception as error:
         if _debug:
             raise
-        _errors.print(f"[red]internal error:[/] {type(error).__name__}: {error}", highlight=False, soft_wrap=True)
-        _errors.print("[dim]remedy:[/] run again as `rlk-diff --debug ...` and report what it prints")
+        _tell("internal error:", "red", f"{type(error).__name__}: {error}")
+        _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")
         return int(ExitCode.USAGE)

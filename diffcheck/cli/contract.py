@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import InputError
 from reference.contract import CONTRACTS, Contract, Profile, describe, operator_name, profiles
 from reference.contract import diff as differences
@@ -40,7 +40,7 @@ def list_all() -> None:
 
       rlk-diff contract list
     """
-    console = Console()
+    console = Terminal()
     known = Table("profile", "arithmetic", "what it is", title="Profiles", title_justify="left", box=None)
     for name in profiles.names():
         p = find_profile(name)

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import check_writable
 from diffcheck.base.progress import ProgressLine
@@ -59,7 +59,7 @@ def faults(
 
     Exit codes: 0 everything was named as expected, 1 something was not, 2 usage error.
     """
-    console = Console()
+    console = Terminal()
     if listed:
         console.print(_catalogue())
         return
@@ -75,7 +75,7 @@ def faults(
     with (
         ExitStack() as stack,
         tempfile.TemporaryDirectory(prefix="rlk-faults-") as folder,
-        ProgressLine(Console(stderr=True)) as progress,
+        ProgressLine(Terminal(stderr=True)) as progress,
     ):
         jobs = list(_jobs(name, engine, real, Path(folder), stack))
         for one in dict.fromkeys(job[0] for job in jobs):

@@ -7,22 +7,40 @@ intervention at an input only looks; the one at the output answers with what the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffcheck.base.bits import UIntArray, to_float32
 from diffcheck.capture.interventions import Function, Intervention
+from diffcheck.rows import IntArray, Rows
+from diffcheck.trace.reader import Trace
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.formats import FORMATS
+from reference.models.config import ModelConfig
 from reference.rounding import round_to
 
-if TYPE_CHECKING:
-    from diffcheck.faults.laboratory import Laboratory
 
-IntArray = NDArray[np.int64]
+class Laboratory(Protocol):
+    """What an injection may ask of the place where it is made (`diffcheck.faults.laboratory.Laboratory`)."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def contract(self, operator: str) -> Any:
+        """The honest side's contract of ``operator``."""
+
+    def weight(self, name: str) -> Float32Array:
+        """A weight as the honest side holds it."""
+
+    def places(self) -> list[tuple[int, int]]:
+        """(sample, position) of every row."""
+
+    def stale_trace(self) -> Trace:
+        """A run with the last step's weights."""
+
+
 _ATTENTION = "layers.0.self_attn"
 
 
@@ -43,9 +61,7 @@ class _Seen:
         kept = self._rows.setdefault(boundary, {})
 
         def look(sample: IntArray, position: IntArray, bits: UIntArray, dtype: str) -> None:
-            for row, at in zip(
-                to_float32(bits, dtype), zip(sample.tolist(), position.tolist(), strict=True), strict=True
-            ):
+            for row, at in zip(to_float32(bits, dtype), Rows(sample, position).places(), strict=True):
                 kept[at] = row
 
         return Function(boundary, look)

@@ -15,7 +15,6 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import Intervention
 from diffcheck.capture.overrides import Override, apply_overrides, parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.reference import Adapter
 from diffcheck.faults.library import FAULTS, Fault
 from diffcheck.faults.outcome import Outcome
@@ -23,6 +22,7 @@ from diffcheck.infer import explain
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize import localize
+from diffcheck.rows import expected_rows
 from diffcheck.trace.reader import Trace
 from reference.checks import Float32Array
 from reference.contract import profile
@@ -75,8 +75,7 @@ class Laboratory:
 
     def places(self) -> list[tuple[int, int]]:
         """(sample, position) of every row."""
-        rows = expected_rows(self.samples)["all"]
-        return list(zip(rows.sample.tolist(), rows.position.tolist(), strict=True))
+        return expected_rows(self.samples)["all"].places()
 
     def stale_trace(self) -> Trace:
         """A run with the last step's weights: keys and values came from other projections."""

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diffcheck.rows import IntArray
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract import Contract
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

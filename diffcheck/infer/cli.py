@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import check_writable, write_text
 from diffcheck.base.progress import ProgressLine
@@ -44,11 +44,11 @@ def infer(
 
     if json_out:
         check_writable(json_out)
-    with ProgressLine(Console(stderr=True)) as progress:
+    with ProgressLine(Terminal(stderr=True)) as progress:
         opened = Trace(trace)
         folder = find_model(opened.header, model, lambda text: progress(text, 0, 0))
         answer = run_inference(opened, boundary, folder, rows=rows, budget=budget, progress=progress)
     if json_out:
         write_text(json_out, json.dumps(answer.to_json(), indent=1) + "\n")
-    print_inference(answer.to_json(), Console())
+    print_inference(answer.to_json(), Terminal())
     raise typer.Exit(ExitCode.EQUAL if answer.status == "match" else ExitCode.INCONCLUSIVE)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from diffcheck.infer.answer import Inference, Undecided, differences
-from diffcheck.infer.arguments import IntArray
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.journal import Journal
 from diffcheck.infer.probes import decide
@@ -21,6 +20,7 @@ from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize.compare import compare_boundary, why_unobserved
 from diffcheck.localize.verdict import Verdict
+from diffcheck.rows import IntArray
 from diffcheck.trace.reader import Trace
 from reference.contract import Contract, Value, fields, operator_name, profile, profiles, space
 

@@ -20,7 +20,6 @@ from typing import IO, Any
 
 import numpy as np
 
-import diffcheck.infer
 import reference
 from diffcheck.base.models import cache_folder
 from diffcheck.infer.candidates import Candidates
@@ -154,8 +153,7 @@ def _digest(array: np.ndarray[Any, Any] | None) -> str:
 def code_version() -> str:
     """SHA-256 of the source that scores depend on: the reference, and inference."""
     state = hashlib.sha256()
-    for package in (reference, diffcheck.infer):
-        folder = Path(package.__path__[0])
+    for folder in (Path(reference.__path__[0]), Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
             state.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     return state.hexdigest()

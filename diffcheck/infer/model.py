@@ -13,17 +13,22 @@ from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
 
-def find_model(header: Header, named: str | None, announce: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder with the traced weights: the one that is named, a built-in model, or one in Hugging Face's cache.
+def find_model(
+    header: Header, named: str | None, announce: Callable[[str], None] = lambda _: None, *, hint: str | None = None
+) -> Path:
+    """The folder with the traced weights: the one that is named, or else a built-in model or one in Hugging Face's
+    cache.
 
     Args:
-        named: what the user gave; None: nothing.
+        named: what the user gave: it, or none. None: nothing was given.
+        hint: tried first where nothing was given.
 
     Raises:
         InputError: none of them holds a weight of the trace; what to give as --model is said.
     """
     config = ModelConfig(**header.object.model)
-    for name in (*([] if named is None else [named]), *_at_hand(config, named)):
+    first = [] if hint is None else [hint]
+    for name in [named] if named is not None else (*first, *_at_hand(config, hint)):
         folder, theirs = resolve_model(name, announce)
         if theirs.tie_word_embeddings == config.tie_word_embeddings and _holds(folder, header):
             return folder
@@ -37,9 +42,9 @@ def find_model(header: Header, named: str | None, announce: Callable[[str], None
     )
 
 
-def _at_hand(config: ModelConfig, named: str | None) -> Iterator[str]:
+def _at_hand(config: ModelConfig, tried: str | None) -> Iterator[str]:
     """Models that have the traced shape and cost nothing to look at, but for a built-in one's first making."""
-    yield from (name for name in BUILT_IN if name != named and could_be(name, config))
+    yield from (name for name in BUILT_IN if name != tried and could_be(name, config))
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     for path in sorted(hub.glob("models--*/snapshots/*/config.json")):
         try:

@@ -25,13 +25,13 @@ def print_contracts(contracts: Mapping[str, Any], console: Console) -> None:
     for side in (left, right):
         lines += [Text(""), *side_lines(side), *_open_in_short(side)]
     style = "red" if contracts["differs_in"] else "yellow"
-    console.print(Panel(Group(*lines), title=f"Why: {left['boundary']}", title_align="left", border_style=style))
+    console.print(Panel(Group(*lines), title=Text(f"Why: {left['boundary']}"), title_align="left", border_style=style))
 
 
 def print_inference(answer: Mapping[str, Any], console: Console) -> None:
     """Print the answer for one side (`Inference.to_json`)."""
     style = _STYLE[answer["status"]]
-    title = f"[bold {style}]{answer['status'].replace('_', ' ').upper()}[/]  {answer['boundary']}"
+    title = Text.assemble((answer["status"].replace("_", " ").upper(), f"bold {style}"), f"  {answer['boundary']}")
     lines = [*side_lines(answer), *_undecided(answer)]
     if answer["decided"]:
         lines += [Text(""), Text(f"{answer['engine']}, at every contract that fits:")]

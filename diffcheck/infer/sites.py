@@ -13,10 +13,10 @@ from diffcheck.base.bits import UIntArray, to_float32
 from diffcheck.base.boundaries import Boundary, graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.samples import Sample
-from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.infer import arguments as args
-from diffcheck.infer.arguments import Arguments, IntArray
+from diffcheck.infer.arguments import Arguments
 from diffcheck.infer.weights import TracedWeights
+from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array
@@ -100,10 +100,7 @@ class _Reader:
         self.sets = expected_rows(self.samples)
         #: Sample and position of each row of the node.
         self.place: Rows = self.sets[node.rows]
-        every = self.sets["all"]
-        at = {key: i for i, key in enumerate(zip(every.sample.tolist(), every.position.tolist(), strict=True))}
-        keys = zip(self.place.sample.tolist(), self.place.position.tolist(), strict=True)
-        self._in_all = np.array([at[key] for key in keys], np.int64)
+        self._in_all = Index(self.sets["all"]).find(self.place)
 
     def require(self, name: str) -> None:
         """Raise UnknowableError unless patterns of ``name`` are in the trace."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
-from diffcheck.infer.arguments import COLUMN_OPERATORS, IntArray, call
+from diffcheck.infer.arguments import COLUMN_OPERATORS, call
 from diffcheck.infer.sites import Site, spread
+from diffcheck.rows import IntArray
 from reference.checks import Float32Array
 from reference.contract import Contract
 

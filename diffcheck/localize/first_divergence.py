@@ -18,12 +18,12 @@ from diffcheck.base.boundaries import Boundary, graph
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
-from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
+from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
@@ -141,10 +141,7 @@ class _Flow:
         self._rows = rows
         self._compared = compared
         self._suspect: dict[str, BoolArray] = {}
-        every, response = rows["all"], rows["response"]
-        at = {key: i for i, key in enumerate(zip(every.sample.tolist(), every.position.tolist(), strict=True))}
-        keys = zip(response.sample.tolist(), response.position.tolist(), strict=True)
-        self._response_in_all = np.array([at[key] for key in keys], np.int64)
+        self._response_in_all = Index(rows["all"]).find(rows["response"])
 
     def inputs_differ(self, node: Boundary) -> BoolArray:
         """[rows of node]: whether any observed value a row depends on, directly or through unobserved boundaries,

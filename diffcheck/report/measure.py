@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from diffcheck.base.bits import UIntArray, compare, to_float32
 from diffcheck.base.samples import Sample
-from diffcheck.capture.recorder import Rows, expected_rows
 from diffcheck.localize.compare import Histogram, histogram, paired_blocks
 from diffcheck.localize.verdict import BoundaryResult, Verdict
 from diffcheck.report.folding import layer_of
+from diffcheck.rows import Rows, expected_rows
 from diffcheck.trace.reader import Trace
 
 FloatArray = npt.NDArray[np.float64]

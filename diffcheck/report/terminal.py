@@ -72,9 +72,8 @@ def _headline(verdict: Verdict) -> RenderableType:
             lines.append(Text(f"{role:>8}: {side_in_words(verdict.evidence[side])}", style="dim"))
             for change in verdict.evidence[side]["changed"]:
                 lines.append(Text(f"          changed on purpose: {change}", style="magenta"))
-    return Panel(
-        Group(*lines), title=f"[bold {style}]{_TITLE[verdict.verdict]}", title_align="left", border_style=style
-    )
+    title = Text(_TITLE[verdict.verdict], style=f"bold {style}")
+    return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
 def _mismatches(verdict: Verdict) -> RenderableType:

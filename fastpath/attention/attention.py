@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from fastpath.backend import UnsupportedError, current_target, launch, require_f
 from fastpath.rows.qk_norm import require_head_dim
 from reference.operators._online_softmax import LOG2E
 from reference.operators.attention import AttentionContract
+
+if TYPE_CHECKING:
+    from reference.gradients import AttentionBackwardContract
 
 IMPLEMENTED = (
     ("domain.mask", ("causal", "full")),
@@ -290,7 +293,7 @@ def require_keys(kv: Pages | Packed, head_dim: int, dtype: torch.dtype) -> int:
     return int(heads)
 
 
-def matrix_step(contract: AttentionContract) -> int:
+def matrix_step(contract: AttentionContract | AttentionBackwardContract) -> int:
     """How this target makes the contract's matrix products.
 
     Raises:

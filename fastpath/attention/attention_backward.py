@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +14,24 @@ from fastpath._tensors import accepted, require_rows
 from fastpath.attention._backward_kernels import delta_kernel, key_gradient_kernel, query_gradient_kernel
 from fastpath.attention._kernel import MATRIX
 from fastpath.attention.attention import (
-    IMPLEMENTED,
     AttentionResult,
     Packed,
     Tile,
     folded_scale,
     matrix_step,
-    require_formats,
     require_keys,
 )
-from fastpath.backend import UnsupportedError, current_target, launch, require_tensor
-from reference.operators.attention import AttentionContract
+from fastpath.backend import UnsupportedError, current_target, launch, require_fields, require_tensor
+from reference.gradients import AttentionBackwardContract
+
+IMPLEMENTED = (
+    ("domain.mask", ("causal", "full")),
+    ("order.rows", "tokens"),
+    ("order.keys", "ascending"),
+    ("order.delta", "lanes-tree-256"),
+    ("primitives.exp", "exp2-nonpositive"),
+    ("primitives.normalise", "reciprocal"),
+)
 
 
 class AttentionGradients(NamedTuple):
@@ -42,16 +50,12 @@ def attention_backward(
     kv: Packed,
     most_keys: int,
     result: AttentionResult,
-    contract: AttentionContract,
+    contract: AttentionBackwardContract,
     *,
     scale: float | None = None,
 ) -> AttentionGradients:
-    """Gradients from the forward pass's ``result`` (``save=True``), each rounded once; finite operands.
-
-    With the forward pass's scores s, maximum m and row sum l: p = exp2(s - m) * (1 / l); dp = dO . v along head_dim;
-    delta = the tree of adjacent pairs over dO * O; ds = p * (dp - delta). p and ds are rounded to the model's format,
-    then dv = p^T dO and dk = (ds^T q) * scale are chains along ascending rows, dq = (ds k) * scale along ascending
-    keys, all on the contract's unit.
+    """Gradients from the forward pass's ``result`` (``save=True``), each rounded once; finite operands:
+    `reference.gradients.attention`.
 
     Args:
         grad_output: [tokens, heads, head_dim], contiguous.
@@ -60,8 +64,8 @@ def attention_backward(
     Raises:
         UnsupportedError, TypeError, ValueError: as :func:`fastpath.attention.attention`; ``result`` without statistics.
     """
-    dtype = accepted(contract, IMPLEMENTED)
-    require_formats(contract)
+    dtype = accepted(contract, IMPLEMENTED, "rounding.input")
+    _require_formats(contract)
     require_rows(q, "q", "tokens, heads, head_dim", dtype)
     tokens, heads, head_dim = q.shape
     require_tensor(grad_output, "grad_output", f"tokens={tokens}, heads={heads}, head_dim={head_dim}", dtype)
@@ -92,6 +96,17 @@ def attention_backward(
         sizes |= {"WANT_K": wanted[0], "WANT_V": wanted[1]}
         launch(key_gradient_kernel, grid_k, *operands, gradients.k, gradients.v, *numbers, **sizes)
     return gradients
+
+
+@lru_cache(maxsize=64)
+def _require_formats(contract: AttentionBackwardContract) -> None:
+    """Refuse formats that are not the output's.
+
+    Raises:
+        UnsupportedError: naming the field.
+    """
+    dtype = str(contract.get("rounding.input"))
+    require_fields(contract, {"domain.input": dtype, "rounding.probabilities": dtype, "rounding.scores": dtype})
 
 
 def gradient_tile(step: int, head_dim: int) -> Tile:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fastpath.autograd.products import _contract
 from fastpath.backend import DTYPES
 from fastpath.products import linear as _linear
+from fastpath.products import row_linear_norm as _row_linear_norm
 from fastpath.rows import qk_norm_rope as _qk_norm_rope
 from fastpath.rows.rope import RopeTable
 
@@ -61,3 +62,21 @@ def _(
     rotation: str,
 ) -> Tensor:
     return qkv.new_empty(qkv.shape[0], heads + kv_heads, q_weight.shape[0])
+
+
+@torch.library.custom_op("rlk::row_linear_norm", mutates_args=())
+def _row_linear_norm_op(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, epsilon: float, contract: str, norm: str
+) -> tuple[Tensor, Tensor]:
+    found = _row_linear_norm.row_linear_norm(
+        x, weight, residual, norm_weight, epsilon, _contract(contract), _contract(norm)
+    )
+    assert found.residual is not None
+    return found.output, found.residual
+
+
+@_row_linear_norm_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, epsilon: float, contract: str, norm: str
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(residual), torch.empty_like(residual)

@@ -17,6 +17,7 @@ from fastpath.backend import DTYPES
 from fastpath.products import linear as _linear
 from fastpath.products import lm_head as _head
 from reference.contract.base import Contract, from_json
+from reference.gradients import gradient_contract
 from reference.operators.linear import LinearContract
 from reference.operators.lm_head import LmHeadContract
 from reference.operators.logprob import LogprobContract
@@ -43,12 +44,14 @@ def _linear_op(x: Tensor, weight: Tensor, contract: str) -> Tensor:
 
 @torch.library.custom_op("rlk::linear_input_gradient", mutates_args=())
 def _input_gradient_op(grad: Tensor, weight: Tensor, contract: str) -> Tensor:
-    return _linear.input_gradient(grad, weight, _contract(contract))
+    own: Any = gradient_contract(_contract(contract))
+    return _linear.input_gradient(grad, weight, own)
 
 
 @torch.library.custom_op("rlk::linear_weight_gradient", mutates_args=())
 def _weight_gradient_op(grad: Tensor, x: Tensor, contract: str) -> Tensor:
-    return _linear.weight_gradient(grad, x, _contract(contract))
+    own: Any = gradient_contract(_contract(contract))
+    return _linear.narrow_to(_linear.weight_gradient(grad[None], x[None], own), x.dtype, own)
 
 
 @_linear_op.register_fake

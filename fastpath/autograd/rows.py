@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastpath.attention import attention as _attention
 from fastpath.attention.attention_backward import attention_backward
+from fastpath.products.linear import narrow_to
 from fastpath.rows import embedding as _embedding
 from fastpath.rows import qk_norm as _qk_norm
 from fastpath.rows import residual_add as _residual_add
@@ -22,6 +23,7 @@ from fastpath.rows import rms_norm as _rms_norm
 from fastpath.rows import rope as _rope
 from fastpath.rows import swiglu as _swiglu
 from reference.contract.base import Contract, from_json
+from reference.gradients import gradient_contract
 from reference.operators.attention import AttentionContract
 from reference.operators.embedding import EmbeddingContract
 from reference.operators.qk_norm import QkNormContract
@@ -34,6 +36,12 @@ from reference.operators.swiglu import SwigluContract
 @lru_cache(maxsize=256)
 def _contract(text: str) -> Any:
     return from_json(text)
+
+
+@lru_cache(maxsize=256)
+def _gradient(text: str) -> Any:
+    """The contract of the gradient of the operator whose contract is given."""
+    return gradient_contract(from_json(text))
 
 
 @torch.compiler.assume_constant_result
@@ -58,8 +66,9 @@ def _rms_norm_op(x: Tensor, weight: Tensor, epsilon: float, contract: str) -> Te
 def _rms_norm_backward_op(
     grad: Tensor, x: Tensor, weight: Tensor, epsilon: float, contract: str, grad_residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    found = _rms_norm.rms_norm_backward(grad, x, weight, epsilon, _contract(contract), grad_residual)
-    return found.x, found.weight
+    own = _gradient(contract)
+    found = _rms_norm.rms_norm_backward(grad, x, weight, epsilon, own, grad_residual)
+    return found.x, narrow_to(found.weight, weight.dtype, own)
 
 
 @torch.library.custom_op("rlk::rms_norm_residual", mutates_args=())
@@ -141,8 +150,9 @@ def _qk_norm_op(x: Tensor, weight: Tensor, epsilon: float, contract: str) -> Ten
 def _qk_norm_backward_op(
     grad: Tensor, x: Tensor, weight: Tensor, epsilon: float, contract: str
 ) -> tuple[Tensor, Tensor]:
-    found = _qk_norm.qk_norm_backward(grad, x.contiguous(), weight, epsilon, _contract(contract))
-    return found.x, found.weight
+    own = _gradient(contract)
+    found = _qk_norm.qk_norm_backward(grad, x.contiguous(), weight, epsilon, own)
+    return found.x, narrow_to(_qk_norm.merge_heads(found.weight, own), weight.dtype, own)
 
 
 @_qk_norm_op.register_fake
@@ -173,7 +183,10 @@ def qk_norm(x: Tensor, weight: Tensor, epsilon: float, contract: QkNormContract)
 
 @torch.library.custom_op("rlk::rope", mutates_args=())
 def _rope_op(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, contract: str, backward: bool) -> Tensor:
-    return _rope.rope(x, positions, _rope.RopeTable(cos, sin), _contract(contract), backward=backward)
+    table = _rope.RopeTable(cos, sin)
+    if backward:
+        return _rope.rope_backward(x, positions, table, _gradient(contract))
+    return _rope.rope(x, positions, table, _contract(contract))
 
 
 @_rope_op.register_fake
@@ -209,7 +222,7 @@ def _swiglu_op(gate: Tensor, up: Tensor, contract: str) -> Tensor:
 
 @torch.library.custom_op("rlk::swiglu_backward", mutates_args=())
 def _swiglu_backward_op(grad: Tensor, gate: Tensor, up: Tensor, contract: str) -> tuple[Tensor, Tensor]:
-    return _swiglu.swiglu_backward(grad, gate, up, _contract(contract))
+    return _swiglu.swiglu_backward(grad, gate, up, _gradient(contract))
 
 
 @torch.library.custom_op("rlk::residual_add", mutates_args=())
@@ -224,7 +237,8 @@ def _embedding_op(token_ids: Tensor, table: Tensor, contract: str) -> Tensor:
 
 @torch.library.custom_op("rlk::embedding_backward", mutates_args=())
 def _embedding_backward_op(grad: Tensor, token_ids: Tensor, vocabulary: int, contract: str) -> Tensor:
-    return _embedding.embedding_backward(grad, token_ids, vocabulary, _contract(contract))
+    own = _gradient(contract)
+    return narrow_to(_embedding.embedding_backward(grad, token_ids, vocabulary, own), grad.dtype, own)
 
 
 @_swiglu_op.register_fake
@@ -317,7 +331,7 @@ def _attention_backward_op(
     contract: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     kv, kept = _attention.Packed(k, v, key_starts), _attention.AttentionResult(*result)
-    found = attention_backward(grad, q, query_starts, most[0], kv, most[1], kept, _contract(contract))
+    found = attention_backward(grad, q, query_starts, most[0], kv, most[1], kept, _gradient(contract))
     return found.q, found.k, found.v
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ import torch
 import triton
 
 from fastpath.backend import UnsupportedError, current_target
+from fastpath.benchmarks import kernels
+from fastpath.benchmarks.contest import COPIES, ROTATION, Contest, medians
 from fastpath.products.linear import linear
 from fastpath.products.lm_head import lm_head_logprob
 from fastpath.products.row_linear import row_linear
@@ -42,48 +43,6 @@ LAYERS = (
 )
 TOKENS = (1, 8, 64, 256, 4096)
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"linear": linear, "row_linear": row_linear}
-#: Bytes that rotating operands must exceed: several times the L2 cache of 60 MB.
-ROTATION = 250_000_000
-COPIES = 24
-
-
-@dataclass(frozen=True)
-class Contest:
-    """A peer and ours on the same work: each function takes the number of a copy of the operands."""
-
-    name: str
-    peer: str
-    functions: dict[str, Callable[[int], Any]]
-    copies: int
-    #: Floating-point operations and least bytes of one call: what the ceilings are held against.
-    operations: float
-    bytes: float
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-def medians(contest: Contest, rounds: int, calls: int) -> dict[str, float]:
-    """Median seconds of one call of each function, replayed in turns."""
-    graphs = {}
-    for name, function in contest.functions.items():
-        for copy in range(2):
-            function(copy % contest.copies)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in range(calls):
-                function(call % contest.copies)
-        graphs[name] = graph
-        graph.replay()
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) / 1e3 / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 @dataclass(frozen=True)
@@ -180,9 +139,7 @@ def contests() -> Iterator[tuple[str, Callable[[], Contest]]]:
     if "hopper-k16" in current_target().units:
         for tokens in (64, 4096):
             yield f"Qwen3-8B/lm_head_logprob/hopper-k16/M={tokens}", partial(head_contest, tokens)
-    from fastpath.benchmarks import kernels as benchmark_kernels  # it imports what a contest is from here
-
-    yield from benchmark_kernels.contests()
+    yield from kernels.contests()
 
 
 def run(only: str, rounds: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import current_target
-from fastpath.benchmarks.contests import COPIES, ROTATION, Contest
+from fastpath.benchmarks.contest import COPIES, ROTATION, Contest
 from fastpath.rows.qk_norm import qk_norm
 from fastpath.rows.qk_norm_rope import qk_norm_rope
 from fastpath.rows.residual_add import residual_add
@@ -28,6 +28,7 @@ from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import rope, rope_table
 from fastpath.rows.swiglu import swiglu, swiglu_backward
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 HIDDEN, FEATURES, HEADS, KV_HEADS, HEAD_DIM = 4096, 12288, 32, 8, 128
 EPSILON = 1e-6
@@ -64,6 +65,10 @@ def _attention_contests(unit: str) -> Makers:
 
 def _contract(operator: str, unit: str = "fma32-seq") -> Any:
     return profile(f"strict-v1/{unit}").contract(operator)
+
+
+def _gradient(operator: str) -> Any:
+    return gradient_contract(_contract(operator))
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -107,8 +112,8 @@ def _rms_norm_residual(tokens: int, copies: int) -> Row:
 
 
 def _rms_norm_backward(tokens: int, copies: int) -> Row:
-    x, weight, contract = [_random(tokens, HIDDEN) for _ in range(copies)], _random(HIDDEN), _contract("rms_norm")
-    dy = [_random(tokens, HIDDEN) for _ in range(copies)]
+    x, weight = [_random(tokens, HIDDEN) for _ in range(copies)], _random(HIDDEN)
+    dy, contract = [_random(tokens, HIDDEN) for _ in range(copies)], _gradient("rms_norm")
     return 6 * HIDDEN, lambda i: rms_norm_backward(dy[i], x[i], weight, EPSILON, contract), {}
 
 
@@ -166,7 +171,7 @@ def _swiglu(tokens: int, copies: int) -> Row:
 
 
 def _swiglu_backward(tokens: int, copies: int) -> Row:
-    x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _contract("swiglu")
+    x, contract = [_random(tokens, 2 * FEATURES).chunk(2, dim=1) for _ in range(copies)], _gradient("swiglu")
     dy = [_random(tokens, FEATURES) for _ in range(copies)]
     return 10 * FEATURES, lambda i: swiglu_backward(dy[i], x[i][0], x[i][1], contract), {}
 

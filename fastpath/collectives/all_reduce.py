@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fastpath.backend import note, require_fields, require_tensor
-from fastpath.products.matmul import merge_parts
+from fastpath.collectives.merge import merge_parts
 from reference.contract.base import Contract
 from reference.operators.all_reduce import AllReduceContract
 from reference.operators.reduce_scatter import ReduceScatterContract

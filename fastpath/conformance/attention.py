@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastpath import gradients
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.backend import DTYPES, EMULATED, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, values
+from reference import gradients
 from reference import operators as reference
 from reference.checks import Float32Array
 from reference.contract.profiles import profile
 from reference.operators import AttentionContract
+from reference.operators.attention import attention_result
 
 #: Arithmetic profile and model dtype.
 FORMS = (
@@ -194,6 +196,25 @@ def _schedules(unit: str, dtype: str) -> Iterator[Comparison]:
     yield compare("first of two packed sequences", halves.output[:1000], whole[:1000])
 
 
+def expected_gradients(
+    dy: Float32Array,
+    q: Float32Array,
+    k: Float32Array,
+    v: Float32Array,
+    starts: NDArray[np.int32],
+    key_starts: NDArray[np.int32],
+    contract: AttentionContract,
+) -> list[Any]:
+    """The reference's gradients of each packed sequence."""
+    own: Any = gradients.gradient_contract(contract)
+    parts = []
+    for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
+        dense = reference.DenseKeyValues(k[c:d], v[c:d])
+        forward = attention_result(q[a:b], np.arange(d - c - (b - a), d - c), dense, contract)
+        parts.append(gradients.attention_backward(dy[a:b], q[a:b], k[c:d], v[c:d], forward, own))
+    return parts
+
+
 def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
     """Gradients of packed sequences, some with keys before the first query."""
     if INTERPRETED:
@@ -210,14 +231,11 @@ def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
         q, k, v = attention_inputs(shape, dtype, seed)
         dy = values("normal", q.shape, dtype, seed + 50)
         starts, key_starts = starts_of(shape.queries), starts_of(shape.keys)
-        parts = [
-            gradients.attention(dy[a:b], q[a:b], k[c:d], v[c:d], contract)
-            for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False)
-        ]
+        parts = expected_gradients(dy, q, k, v, starts, key_starts, contract)
         kv = Packed(to_device(k, storage), to_device(v, storage), to_device(key_starts))
         q_on, starts_on, most = to_device(q, storage), to_device(starts), max(shape.queries)
         result = attention(q_on, starts_on, most, kv, contract, save=True)
         dy_on = to_device(dy, storage)
-        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, contract)
+        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, own)
         for index, name in enumerate("qkv"):
             yield compare(f"{shape} gradient of {name}", got[index], np.concatenate([part[index] for part in parts]))

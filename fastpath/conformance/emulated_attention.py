@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from fastpath import gradients
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.backend import DTYPES, EMULATED
-from fastpath.conformance.attention import Shape, attention_contract, attention_inputs, paged, starts_of
+from fastpath.conformance.attention import (
+    Shape,
+    attention_contract,
+    attention_inputs,
+    expected_gradients,
+    paged,
+    starts_of,
+)
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import values
 from reference import operators as reference
@@ -94,10 +99,7 @@ def _backward(unit: str, dtype: str, head_dim: int) -> Iterator[Comparison]:
         q, k, v = attention_inputs(shape, dtype, 3)
         dy = values("normal", q.shape, dtype, 50)
         starts, key_starts = starts_of(shape.queries), starts_of(shape.keys)
-        parts: list[Any] = [
-            gradients.attention(dy[a:b], q[a:b], k[c:d], v[c:d], contract)
-            for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False)
-        ]
+        parts = expected_gradients(dy, q, k, v, starts, key_starts, contract)
         kv = Packed(to_device(k, storage), to_device(v, storage), to_device(key_starts))
         on = to_device(q, storage), to_device(starts)
         result = attention(*on, 4096, kv, contract, save=True)

@@ -13,12 +13,20 @@ from triton.runtime.errors import OutOfResources
 from fastpath.backend import DTYPES, INTERPRETED, ON_CPU, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, sample, values
-from fastpath.products.linear import input_contract, input_gradient, linear, weight_contract, weight_gradient
+from fastpath.products.linear import (
+    bias_gradient,
+    input_gradient,
+    input_gradient_merge,
+    input_gradient_partial,
+    linear,
+    weight_gradient,
+)
 from fastpath.products.lm_head import lm_head
 from fastpath.products.row_linear import row_linear, row_linear_merge, row_linear_partial
 from fastpath.products.schedules import candidates
-from reference import operators
+from reference import gradients, operators
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"linear": linear, "row_linear": row_linear, "lm_head": lm_head}
 #: tokens, outputs, inputs: ragged everywhere; K is a multiple of 8 for the segments.
@@ -109,17 +117,50 @@ def _bias(unit: str, dtype: str) -> Iterable[Comparison]:
 def _gradients(unit: str, dtype: str) -> Iterable[Comparison]:
     torch_dtype = DTYPES[dtype]
     tokens, outputs, inputs = (5, 16, 24) if INTERPRETED else (77, 136, 200)
+    sequences = 3
     for operator in ("linear", "row_linear"):
-        contract = _contract(operator, unit, dtype)
-        x, w = _operands("normal", tokens, outputs, inputs, dtype)
-        grad = values("cancelling", (tokens, outputs), dtype, 3)
+        own: Any = gradient_contract(_contract(operator, unit, dtype))
+        x = values("normal", (sequences, tokens, inputs), dtype, 1)
+        w = values("normal", (outputs, inputs), dtype, 2)
+        grad = values("cancelling", (sequences, tokens, outputs), dtype, 3)
         d, a, b = (to_device(array, torch_dtype) for array in (grad, x, w))
-        own = input_contract(contract)
-        expected = operators.linear(grad, np.ascontiguousarray(w.T), own)
-        yield compare(f"{operator} input", input_gradient(d, b, contract), expected)
-        own = weight_contract(contract, dtype)
-        expected = operators.linear(np.ascontiguousarray(grad.T), np.ascontiguousarray(x.T), own)
-        yield compare(f"{operator} weight", weight_gradient(d, a, contract), expected)
+        for joined in (1, 2):
+            expected = gradients.linear_input_gradient(grad[0], w, own, joined=joined)
+            yield compare(f"{operator} input, joined {joined}", input_gradient(d[0], b, own, joined=joined), expected)
+        expected = gradients.linear_weight_gradient(grad, x, own)
+        side_by_side = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in (d, a)]
+        yield compare(f"{operator} weight", weight_gradient(d, a, own), expected)
+        yield compare(
+            f"{operator} weight, tokens side by side", weight_gradient(side_by_side[0], side_by_side[1], own), expected
+        )
+        sums = torch.zeros(outputs, inputs, dtype=torch.float32, device=a.device)
+        for one in range(sequences):
+            weight_gradient(d[one : one + 1], a[one : one + 1], own, sums)
+        yield compare(f"{operator} weight, sequence after sequence", sums, expected)
+        rows = d.transpose(0, 1).reshape(-1, outputs)
+        expected = gradients.bias_gradient(grad, own.partition.rows)
+        yield compare(f"{operator} bias", bias_gradient(rows, own, sequences=sequences), expected)
+    yield from _shared_gradient(unit, dtype, tokens, outputs, inputs)
+
+
+def _shared_gradient(unit: str, dtype: str, tokens: int, outputs: int, inputs: int) -> Iterable[Comparison]:
+    """x's gradient of a column-parallel layer on 1, 2, 4 and 8 ranks, and of gate and up."""
+    own: Any = gradient_contract(_contract("linear", unit, dtype))
+    w, grad = values("normal", (2 * outputs, inputs), dtype, 2), values("normal", (tokens, 2 * outputs), dtype, 3)
+    expected = gradients.linear_input_gradient(grad, w, own, joined=2)
+    for ranks in (1, 2, 4, 8):
+        mine = np.split(np.arange(2 * outputs).reshape(2, -1), ranks, axis=1)
+        partials = [
+            input_gradient_partial(
+                to_device(grad[:, part.reshape(-1)], DTYPES[dtype]),
+                to_device(w[part.reshape(-1)], DTYPES[dtype]),
+                own,
+                ranks,
+                joined=2,
+            )
+            for part in mine
+        ]
+        yield compare(f"input of gate and up, TP {ranks}", input_gradient_merge(torch.stack(partials), own), expected)
 
 
 def _schedules(operator: str, unit: str, tokens: int) -> Iterable[Comparison]:

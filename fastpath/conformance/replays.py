@@ -20,6 +20,7 @@ from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import rope, rope_table
 from fastpath.rows.swiglu import swiglu
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 REPEATS = 1000
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 96
@@ -36,6 +37,10 @@ def cases() -> Iterator[Case]:
 
 def _contract(operator: str, unit: str = "fma32-seq") -> Any:
     return profile(f"strict-v1/{unit}").contract(operator)
+
+
+def _gradient(operator: str, unit: str = "fma32-seq") -> Any:
+    return gradient_contract(_contract(operator, unit))
 
 
 def _random(*shape: int, seed: int) -> torch.Tensor:
@@ -84,9 +89,9 @@ def _gradients(unit: str) -> Callable[[], list[torch.Tensor]]:
 
     def run() -> list[torch.Tensor]:
         result = attention(q, starts, 56, kv, of, save=True)
-        back = attention_backward(dy, q, starts, 56, kv, 56, result, of)
-        norm = rms_norm_backward(rows, q.view(TOKENS, -1), weight, 1e-6, _contract("rms_norm"))
-        return [*back, *norm, embedding_backward(rows, ids, 9, _contract("embedding"))]
+        back = attention_backward(dy, q, starts, 56, kv, 56, result, _gradient("attention", unit))
+        norm = rms_norm_backward(rows, q.view(TOKENS, -1), weight, 1e-6, _gradient("rms_norm"))
+        return [*back, *norm, embedding_backward(rows, ids, 9, _gradient("embedding"))]
 
     return run
 
@@ -105,6 +110,7 @@ def _replays(run: Callable[[], list[torch.Tensor]]) -> Iterator[Comparison]:
     for _ in range(REPEATS):
         graph.replay()
         for got, want in zip(captured, expected, strict=True):
-            changed += (got.view(torch.int16) != want.view(torch.int16)).sum()
+            patterns = torch.int16 if got.dtype == torch.bfloat16 else torch.int32
+            changed += (got.view(patterns) != want.view(patterns)).sum()
     elements = sum(part.numel() for part in expected)
     yield Comparison(f"{REPEATS} repeats", REPEATS * elements, int(changed))

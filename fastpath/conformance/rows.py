@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpath import gradients
 from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import DTYPES, EMULATED, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, device, to_device
 from fastpath.conformance.inputs import KINDS, values
 from fastpath.rows.embedding import embedding, embedding_backward
-from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
+from fastpath.rows.qk_norm import merge_heads, qk_norm, qk_norm_backward
 from fastpath.rows.qk_norm_rope import qk_norm_rope
 from fastpath.rows.residual_add import residual_add
 from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
-from fastpath.rows.rope import rope, rope_table
+from fastpath.rows.rope import rope, rope_backward, rope_table
 from fastpath.rows.swiglu import swiglu, swiglu_backward
+from reference import gradients
 from reference import operators as reference
+from reference.checks import Float32Array
+from reference.contract.base import Contract
 from reference.contract.profiles import profile
 
 EPSILON, THETA, POSITIONS = 1e-6, 1e6, 256
@@ -60,6 +62,21 @@ def _contract(operator: str, dtype: str) -> Any:
     return profile("strict-v1").contract(operator, dtype)
 
 
+def gradient_contract(contract: Contract) -> Any:
+    """The contract of an operator's gradient."""
+    return gradients.gradient_contract(contract)
+
+
+def _sequences(rows: Float32Array, count: int) -> Float32Array:
+    """Rows [tokens * sequences, ...], tokens of the sequences side by side, as [sequences, tokens, ...]."""
+    return np.ascontiguousarray(rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1))
+
+
+def _side_by_side(x: Float32Array) -> Float32Array:
+    """The inverse of `_sequences`."""
+    return np.ascontiguousarray(x.swapaxes(0, 1)).reshape(-1, *x.shape[2:])
+
+
 def _rms_norm(dtype: str, kind: str) -> Iterator[Comparison]:
     contract, storage = _contract("rms_norm", dtype), DTYPES[dtype]
     for seed, shape in enumerate(SHAPES):
@@ -74,9 +91,15 @@ def _rms_norm(dtype: str, kind: str) -> Iterator[Comparison]:
         assert added.residual is not None
         yield compare(f"{shape} residual", added.residual, total.residual)
         for name, extra, extra_on in (("", None, None), (" with residual", residual, on[1])):
-            got = rms_norm_backward(on[2], on[0], on[3], EPSILON, contract, extra_on)
-            want = gradients.norm(dy, x, weight, EPSILON, dtype, extra)
-            yield compare(f"{shape} gradient of x{name}", got.x, want.x)
+            own, sums = gradient_contract(contract), values("normal", shape[1:], "float32", seed + 400)
+            count = 2 - shape[0] % 2  # sequences, their tokens side by side
+            batch = [_sequences(part, count) for part in (dy, x)]
+            extra_batch = None if extra is None else _sequences(extra, count)
+            want = gradients.rms_norm_backward(batch[0], batch[1], weight, EPSILON, own, sums, extra_batch)
+            got = rms_norm_backward(
+                *(on[2], on[0], on[3], EPSILON, own, extra_on), sequences=count, sums=to_device(sums.copy())
+            )
+            yield compare(f"{shape} gradient of x{name}", got.x, _side_by_side(want.x))
             yield compare(f"{shape} gradient of weight{name}", got.weight, want.weight)
 
 
@@ -92,10 +115,14 @@ def _qk_norm(dtype: str, kind: str) -> Iterator[Comparison]:
             yield compare(f"{shape}", qk_norm(x_on, weight_on, EPSILON, contract), expected)
             packed = torch.cat([x_on, dy_on], dim=1)
             yield compare(f"{shape} strided", qk_norm(packed[:, :heads], weight_on, EPSILON, contract), expected)
-            got = qk_norm_backward(dy_on, x_on, weight_on, EPSILON, contract)
-            want = gradients.norm(dy, x, weight, EPSILON, dtype)
-            yield compare(f"{shape} gradient of x", got.x, want.x)
-            yield compare(f"{shape} gradient of weight", got.weight, want.weight)
+            own, count = gradient_contract(contract), 2 - tokens % 2
+            batch = [_sequences(part, count) for part in (dy, x)]
+            want = gradients.qk_norm_backward(batch[0], batch[1], weight, EPSILON, own)
+            got = qk_norm_backward(dy_on, x_on, weight_on, EPSILON, own, sequences=count)
+            yield compare(f"{shape} gradient of x", got.x, _side_by_side(want.x))
+            yield compare(f"{shape} gradient of weight by head", got.weight, want.weight)
+            merged = gradients.merge_heads(want.weight, own)
+            yield compare(f"{shape} gradient of weight", merge_heads(got.weight, own), merged)
 
 
 def _rope(dtype: str, kind: str) -> Iterator[Comparison]:
@@ -110,8 +137,9 @@ def _rope(dtype: str, kind: str) -> Iterator[Comparison]:
                 x_on, positions_on = to_device(x, DTYPES[dtype]), to_device(positions)
                 what = f"{x.shape} {pairing}"
                 yield compare(what, rope(x_on, positions_on, table, contract), reference.rope(x, rows, contract))
-                back = rope(x_on, positions_on, table, contract, backward=True)
-                yield compare(f"{what} gradient", back, gradients.rotation(x, rows, contract))
+                own = gradient_contract(contract)
+                back = rope_backward(x_on, positions_on, table, own)
+                yield compare(f"{what} gradient", back, gradients.rope_backward(x, rows, own))
 
 
 def _qk_norm_rope(dtype: str, kind: str) -> Iterator[Comparison]:
@@ -143,7 +171,8 @@ def _swiglu(dtype: str, kind: str) -> Iterator[Comparison]:
         packed, dy_on = to_device(np.concatenate([gate, up], axis=1), storage), to_device(dy, storage)
         gate_on, up_on = packed[:, : shape[1]], packed[:, shape[1] :]
         yield compare(f"{shape}", swiglu(gate_on, up_on, contract), reference.swiglu(gate, up, contract))
-        got, want = swiglu_backward(dy_on, gate_on, up_on, contract), gradients.swiglu(dy, gate, up, dtype)
+        own = gradient_contract(contract)
+        got, want = swiglu_backward(dy_on, gate_on, up_on, own), gradients.swiglu_backward(dy, gate, up, own)
         yield compare(f"{shape} gradient of gate", got[0], want[0])
         yield compare(f"{shape} gradient of up", got[1], want[1])
 
@@ -158,6 +187,14 @@ def _every_gate() -> Iterator[Comparison]:
         contract, up = _contract("swiglu", dtype), np.ones_like(gate)
         got = swiglu(to_device(gate, DTYPES[dtype]), to_device(up, DTYPES[dtype]), contract)
         yield compare(f"{gate.size} gates, {dtype}", got, reference.swiglu(gate, up, contract))
+        own, on = gradient_contract(contract), [to_device(part, DTYPES[dtype]) for part in (up, gate, up)]
+        for name, back, want in zip(
+            ("gate", "up"),
+            swiglu_backward(on[0], on[1], on[2], own),
+            gradients.swiglu_backward(up, gate, up, own),
+            strict=True,
+        ):
+            yield compare(f"{gate.size} gates, {dtype}, gradient of {name}", back, want)
 
 
 def _residual_add(dtype: str, kind: str) -> Iterator[Comparison]:
@@ -176,8 +213,9 @@ def _embedding(dtype: str, kind: str) -> Iterator[Comparison]:
         ids_on = to_device(ids)
         got = embedding(ids_on, to_device(table, storage), contract)
         yield compare(f"{dy.shape}", got, reference.embedding(ids, table, contract))
-        back = embedding_backward(to_device(dy, storage), ids_on, 97, contract)
-        yield compare(f"{dy.shape} gradient", back, gradients.embedding(dy, ids, 97, dtype))
+        own, sums = gradient_contract(contract), values("normal", (97, hidden), "float32", seed + 200)
+        back = embedding_backward(to_device(dy, storage), ids_on, 97, own, sums=to_device(sums.copy()))
+        yield compare(f"{dy.shape} gradient", back, gradients.embedding_backward(dy[None], ids[None], 97, own, sums))
 
 
 def _kv_cache(dtype: str, kind: str) -> Iterator[Comparison]:

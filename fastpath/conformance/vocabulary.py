@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,11 @@ from fastpath.conformance.inputs import KINDS, values
 from fastpath.products.lm_head import lm_head_logprob
 from fastpath.rows.logprob import logprob, logprob_gradient
 from fastpath.rows.logsumexp import finish, logsumexp, row_maximum, segment_sums
-from fastpath.rows.processed_logits import processed_logits
-from reference import operators
+from fastpath.rows.processed_logits import processed_logits, processed_logits_backward
+from reference import gradients, operators
 from reference.checks import Float32Array
 from reference.contract.profiles import profile
-from reference.formats import FORMATS
-from reference.operators.linear import LinearContract
-from reference.operators.row_linear import RowLinearContract
-from reference.primitives import exp
-from reference.rounding import round_to
+from reference.operators._numerics import narrow
 
 #: tokens, vocabulary: shorter than the lanes, with empty and short last segments, and Qwen3's.
 SHAPES = ((1, 1), (3, 5), (2, 700)) if INTERPRETED else (
@@ -92,21 +89,19 @@ def _ranks() -> Iterable[Comparison]:
 
 def _gradient() -> Iterable[Comparison]:
     _, lse, contract = _contracts()
+    own: Any = gradients.gradient_contract(contract)
     for dtype, torch_dtype in DTYPES.items():
         x = _logits("normal", 5, 1100)
         targets, upstream = np.random.default_rng(1).integers(0, 1100, 5), values("wide", (5,), "float32", 2)
         value = operators.logsumexp(x, lse).value
         arguments = (to_device(x), to_device(targets), to_device(value), to_device(upstream))
         expected = _expected_gradient(x, targets, value, upstream, dtype)
-        yield compare(dtype, logprob_gradient(*arguments, contract, torch_dtype), expected)
+        yield compare(dtype, logprob_gradient(*arguments, own, torch_dtype), expected)
 
 
 def _expected_gradient(x: Float32Array, targets: Any, value: Any, upstream: Any, dtype: str) -> Float32Array:
-    chosen = np.zeros(x.shape, np.float32)
-    chosen[np.arange(len(targets)), targets] = 1
-    with np.errstate(all="ignore"):
-        slopes = upstream[:, None] * (chosen - exp(x - value[:, None]))
-    return slopes if dtype == "float32" else round_to(slopes, FORMATS[dtype])
+    own: Any = gradients.gradient_contract(_contracts()[2])
+    return narrow(gradients.logprob_backward(upstream, x, targets, value, own), dtype)
 
 
 def _processed() -> Iterable[Comparison]:
@@ -126,10 +121,17 @@ def _processed() -> Iterable[Comparison]:
     for own in (contract, *(contract.override(path, value) for path, value in variants)):
         for tokens, vocabulary in ((3, 5), (2, 300)) if INTERPRETED else ((3, 5), (2, 300), (40, 5000)):
             x = np.round(_logits("normal", tokens, vocabulary))  # rounded, so that there are ties
-            for setting in settings:
-                expected = operators.processed_logits(x, own, **setting)
-                got = processed_logits(to_device(x), own, **setting)
-                yield compare(f"{tokens}x{vocabulary} {setting}", got, expected)
+            corrupted = x.copy()
+            corrupted[0, vocabulary // 2], corrupted[1, 1] = np.nan, np.inf
+            for (kind, given), setting in product((("", x), ("NaN ", corrupted)), settings):
+                expected = operators.processed_logits(given, own, **setting)
+                got = processed_logits(to_device(given), own, **setting)
+                yield compare(f"{kind}{tokens}x{vocabulary} {setting}", got, expected)
+                of: Any = gradients.gradient_contract(own)
+                dy, heat = values("wide", x.shape, "float32", 3), setting.get("temperature", 1.0)
+                back = processed_logits_backward(to_device(dy), got, heat, of)
+                want = gradients.processed_logits_backward(dy, expected, heat, of)
+                yield compare(f"{kind}{tokens}x{vocabulary} {setting} gradient", back, want)
 
 
 def _fused(unit: str, dtype: str) -> Iterable[Comparison]:
@@ -159,9 +161,9 @@ def _fused_gradient(unit: str, dtype: str) -> Iterable[Comparison]:
     logits = operators.lm_head(x, w, head)
     value = operators.logsumexp(logits, lse).value
     slopes = _expected_gradient(logits, targets, value, upstream, dtype)
-    shared: dict[str, Any] = {"domain.input": dtype, "primitives.unit": unit, "rounding.output": dtype}
-    of_x = operators.linear(slopes, np.ascontiguousarray(w.T), RowLinearContract().replace(shared))
-    of_w = operators.linear(np.ascontiguousarray(slopes.T), np.ascontiguousarray(x.T), LinearContract().replace(shared))
+    own: Any = gradients.gradient_contract(head)
+    of_x = gradients.linear_input_gradient(slopes, w, own)
+    of_w = narrow(gradients.linear_weight_gradient(slopes[None], x[None], own), dtype)
     for size in (4 * vocabulary * 16,) if INTERPRETED else (2**28, 4 * vocabulary * 16):
         a, b = (to_device(array, DTYPES[dtype]).requires_grad_() for array in (x, w))
         out = autograd_products.lm_head_logprob(a, b, to_device(targets), head, lse, contract, size)

@@ -6,8 +6,7 @@ head_dim 128, 12288 features), so that code is what a user launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,48 +15,33 @@ import torch
 from fastpath.attention.attention import AttentionResult, Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.attention.kv_cache import write_cache
-from fastpath.backend import DTYPES, TARGETS
+from fastpath.backend import DTYPES
+from fastpath.machine_code.call import (
+    EPSILON,
+    FEATURES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCABULARY,
+    Call,
+    contract,
+    empty,
+    gradient,
+)
+from fastpath.machine_code.catalogue_products import product_calls
+from fastpath.products.linear import bias_gradient
 from fastpath.rows.embedding import embedding, embedding_backward
-from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
-from fastpath.rows.qk_norm_rope import qk_norm_rope
+from fastpath.rows.qk_norm import merge_heads, qk_norm, qk_norm_backward
+from fastpath.rows.qk_norm_rope import packed_qk_norm_rope, qk_norm_rope
 from fastpath.rows.residual_add import residual_add
 from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
-from fastpath.rows.rope import RopeTable, rope
+from fastpath.rows.rope import RopeTable, rope, rope_backward
 from fastpath.rows.swiglu import swiglu, swiglu_backward
-from reference.contract.profiles import profile
-
-HIDDEN, FEATURES, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 12288, 32, 8, 128, 151936
-EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class Call:
-    """One use of an operator, on tensors of the device ``meta``."""
-
-    name: str
-    run: Callable[[], Any]
-    #: Arithmetic profile; a target that lacks it refuses the call.
-    unit: str = "fma32-seq"
-
-    def required_on(self, arch: str) -> bool:
-        """Whether ``arch`` must be able to run it."""
-        return self.unit in TARGETS[arch].units
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor without data."""
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def contract(operator: str, dtype: str, unit: str = "fma32-seq") -> Any:
-    """The strict contract of ``operator``."""
-    return profile(f"strict-v1/{unit}").contract(operator, dtype)
 
 
 def calls() -> list[Call]:
     """Every call, in the order of the report."""
-    from fastpath.machine_code.catalogue_products import product_calls  # it imports what a call is from here
-
     return [*_row_calls(), *_attention_calls(), *product_calls()]
 
 
@@ -73,10 +57,17 @@ def _norm_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
     x, heads = empty(64, HIDDEN, dtype=dtype), empty(64, HEADS, HEAD_DIM, dtype=dtype)
     yield Call(f"rms_norm/{name}", lambda: rms_norm(x, weight, EPSILON, norm))
     yield Call(f"rms_norm/{name}/residual", lambda: rms_norm(x, weight, EPSILON, norm, x))
-    yield Call(f"rms_norm/{name}/backward", lambda: rms_norm_backward(x, x, weight, EPSILON, norm))
-    yield Call(f"rms_norm/{name}/residual-backward", lambda: rms_norm_backward(x, x, weight, EPSILON, norm, x))
+    back, heads_back = gradient("rms_norm", name), gradient("qk_norm", name)
+    yield Call(f"rms_norm/{name}/backward", lambda: rms_norm_backward(x, x, weight, EPSILON, back))
+    yield Call(f"rms_norm/{name}/residual-backward", lambda: rms_norm_backward(x, x, weight, EPSILON, back, x))
     yield Call(f"qk_norm/{name}", lambda: qk_norm(heads, head_weight, EPSILON, heads_norm))
-    yield Call(f"qk_norm/{name}/backward", lambda: qk_norm_backward(heads, heads, head_weight, EPSILON, heads_norm))
+    run = partial(_head_norm_gradient, heads, head_weight, heads_back)
+    yield Call(f"qk_norm/{name}/backward", run)
+    yield Call(f"linear/{name}/bias-gradient", lambda: bias_gradient(x, gradient("linear", name), sequences=2))
+
+
+def _head_norm_gradient(x: torch.Tensor, weight: torch.Tensor, own: Any) -> torch.Tensor:
+    return merge_heads(qk_norm_backward(x, x, weight, EPSILON, own, sequences=2).weight, own)
 
 
 def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
@@ -92,7 +83,7 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
     keys, cache = heads[:, :KV_HEADS], empty(128, 16, KV_HEADS, HEAD_DIM, dtype=dtype)
     weights, grads = empty(VOCABULARY, HIDDEN, dtype=dtype), empty(64, FEATURES, dtype=dtype)
     yield Call(f"swiglu/{name}", lambda: swiglu(gate, up, contract("swiglu", name)))
-    yield Call(f"swiglu/{name}/backward", lambda: swiglu_backward(grads, gate, up, contract("swiglu", name)))
+    yield Call(f"swiglu/{name}/backward", lambda: swiglu_backward(grads, gate, up, gradient("swiglu", name)))
     yield Call(f"rope/{name}", lambda: rope(heads, ids, table, contract("rope", name)))
     yield Call(f"rope/{name}/interleaved", lambda: rope(heads, ids, table, interleaved))
     head_weight, norm = empty(HEAD_DIM, dtype=dtype), contract("qk_norm", name)
@@ -100,12 +91,15 @@ def _elementwise_calls(name: str, dtype: torch.dtype) -> Iterator[Call]:
         label = f"qk_norm_rope/{name}/{rotation.domain.pairing}"
         fused = partial(qk_norm_rope, heads, head_weight, ids, table, EPSILON, norm, rotation)
         yield Call(label, fused)
-    yield Call(f"rope/{name}/backward", lambda: rope(heads, ids, table, contract("rope", name), backward=True))
+    yield Call(f"rope/{name}/backward", lambda: rope_backward(heads, ids, table, gradient("rope", name)))
     yield Call(f"residual_add/{name}", lambda: residual_add(x, x, contract("residual_add", name)))
     yield Call(f"embedding/{name}", lambda: embedding(ids, weights, contract("embedding", name)))
     yield Call(
-        f"embedding/{name}/backward", lambda: embedding_backward(x, ids, VOCABULARY, contract("embedding", name))
+        f"embedding/{name}/backward", lambda: embedding_backward(x, ids, VOCABULARY, gradient("embedding", name))
     )
+    qkv = empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
+    packed = (qkv, head_weight, head_weight, ids, table, HEADS, KV_HEADS, EPSILON, norm, contract("rope", name))
+    yield Call(f"packed_qk_norm_rope/{name}", partial(packed_qk_norm_rope, *packed))
     yield Call(f"kv_cache/{name}", lambda: write_cache(keys, keys, ids, cache, cache, contract("kv_cache", name)))
 
 
@@ -137,6 +131,6 @@ def _attention_schedules(unit: str, name: str, head_dim: int) -> Iterator[Call]:
     yield call("prefill", 4096, Pages(cache, cache, tables, lengths))
     yield call("packed", 4096, Packed(kv, kv, starts), save=True)
     packed, kept = Packed(kv, kv, starts), AttentionResult(q, *(empty(64, HEADS, dtype=torch.float32) for _ in "ml"))
-    back = lambda: attention_backward(q, q, starts, 4096, packed, 4096, kept, of)  # noqa: E731
+    back = lambda: attention_backward(q, q, starts, 4096, packed, 4096, kept, gradient("attention", name, unit))  # noqa: E731
     if unit != "fma32-seq" or head_dim <= 128:
         yield Call(f"{label}/backward", back, unit)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
 from fastpath.backend import DTYPES
 from fastpath.collectives.all_reduce import merge_ranks
-from fastpath.machine_code.catalogue import FEATURES, HIDDEN, VOCABULARY, Call, contract, empty
-from fastpath.products.linear import input_gradient, linear, weight_gradient
+from fastpath.machine_code.call import EPSILON, FEATURES, HIDDEN, VOCABULARY, Call, contract, empty, gradient
+from fastpath.products.linear import (
+    input_gradient,
+    input_gradient_merge,
+    input_gradient_partial,
+    linear,
+    weight_gradient,
+)
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
-from fastpath.rows.logprob import logprob, logprob_gradient
+from fastpath.products.row_linear_norm import row_linear_norm
+from fastpath.rows.logprob import all_logprobs, logprob, logprob_gradient
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
-from fastpath.rows.processed_logits import processed_logits
+from fastpath.rows.processed_logits import processed_logits, processed_logits_backward
 
 #: Numbers of tokens on either side of every choice that a schedule makes.
 TOKENS = (1, 8, 64, 128, 256, 4096)
@@ -30,6 +36,7 @@ def product_calls() -> Iterator[Call]:
         for name in DTYPES if unit == "fma32-seq" else ("bfloat16",):
             yield from _layers(unit, name)
             yield from _gradients(unit, name)
+            yield from _row_norm(unit, name)
             yield from _head(unit, name)
     yield from _vocabulary()
 
@@ -55,13 +62,25 @@ def _layers(unit: str, name: str) -> Iterator[Call]:
 def _gradients(unit: str, name: str) -> Iterator[Call]:
     dtype = DTYPES[name]
     for tokens in (64, 4096):
-        x, grad = empty(tokens, HIDDEN, dtype=dtype), empty(tokens, FEATURES, dtype=dtype)
-        w = empty(FEATURES, HIDDEN, dtype=dtype)
+        x, grad = empty(1, tokens, HIDDEN, dtype=dtype), empty(1, tokens, FEATURES, dtype=dtype)
+        w, sums = empty(FEATURES, HIDDEN, dtype=dtype), empty(FEATURES, HIDDEN, dtype=torch.float32)
         for operator in ("linear", "row_linear"):
-            own: Any = contract(operator, name, unit)
+            own = gradient(operator, name, unit)
             label = f"{operator}/{unit}/{name}/{tokens}"
-            yield Call(f"{label}/input-gradient", partial(input_gradient, grad, w, own), unit)
+            yield Call(f"{label}/input-gradient", partial(input_gradient, grad[0], w, own), unit)
             yield Call(f"{label}/weight-gradient", partial(weight_gradient, grad, x, own), unit)
+        yield Call(f"{label}/weight-gradient-on", partial(weight_gradient, grad, x, own, sums), unit)
+        own = gradient("linear", name, unit)
+        ranked = partial(input_gradient_partial, grad[0], w, own, 2, joined=2)
+        yield Call(f"linear/{unit}/{name}/{tokens}/input-gradient-joined", ranked, unit)
+
+
+def _row_norm(unit: str, name: str) -> Iterator[Call]:
+    dtype, norm = DTYPES[name], contract("rms_norm", name)
+    x, weight = empty(8, FEATURES, dtype=dtype), empty(HIDDEN, FEATURES, dtype=dtype)
+    arguments = (x, weight, empty(8, HIDDEN, dtype=dtype), empty(HIDDEN, dtype=dtype), EPSILON)
+    run = partial(row_linear_norm, *arguments, contract("row_linear", name, unit), norm)
+    yield Call(f"row_linear_norm/{unit}/{name}", run, unit)
 
 
 def _head(unit: str, name: str) -> Iterator[Call]:
@@ -86,12 +105,18 @@ def _vocabulary() -> Iterator[Call]:
     for formula in ("x - lse", "(x - max) - log(sum)"):
         own = of["logprob"].override("order.formula", formula)
         yield Call(f"logprob/{formula}", partial(logprob, logits, targets, lse, own))
+        yield Call(f"all_logprobs/{formula}", partial(all_logprobs, logits, lse, own))
     for name, dtype in DTYPES.items():
-        gradient = partial(logprob_gradient, logits, targets, column, column, of["logprob"], dtype)
-        yield Call(f"logprob/{name}/gradient", gradient)
+        slopes = partial(logprob_gradient, logits, targets, column, column, gradient("logprob", "float32"), dtype)
+        yield Call(f"logprob/{name}/gradient", slopes)
     for order in ("ascending", "descending"):
         own = of["processed_logits"].override("order.top_p", order)
         yield Call(f"processed_logits/{order}", partial(processed_logits, logits, own, 0.7, 40, 0.9))
+        yield Call(f"processed_logits/{order}/by-row", partial(processed_logits, logits, own, column, targets, column))
+    of_logits = gradient("processed_logits", "float32")
+    yield Call("processed_logits/gradient", partial(processed_logits_backward, logits, logits, 0.7, of_logits))
+    merged = partial(input_gradient_merge, empty(2, 64, HIDDEN, dtype=torch.float32), gradient("linear", "bfloat16"))
+    yield Call("linear/input-gradient-merge", merged)
     for ranks in (2, 3, 4, 8):
         partials = empty(ranks, 64, HIDDEN, dtype=torch.float32)
         yield Call(f"all_reduce/{ranks}", partial(merge_ranks, partials, of["all_reduce"]))

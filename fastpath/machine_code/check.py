@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fastpath.backend import Plan, UnsupportedError, plan
-from fastpath.machine_code.catalogue import Call, calls
+from fastpath.machine_code.call import Call
+from fastpath.machine_code.catalogue import calls
 from fastpath.machine_code.code import Code, Resources, compile_plan
 from fastpath.machine_code.rules import RULES
 

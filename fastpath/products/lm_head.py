@@ -7,18 +7,20 @@ the bits are those of lm_head, logsumexp and logprob one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
 
 from fastpath.backend import current_target, require_tensor, require_unit
 from fastpath.products import matmul_hopper, schedules
-from fastpath.products.linear import input_gradient, linear, narrow_to, weight_contract
+from fastpath.products.linear import input_gradient, linear, narrow_to, weight_gradient
 from fastpath.products.matmul import product, require_contract, require_operands
 from fastpath.rows.logprob import logprob, logprob_gradient
 from fastpath.rows.logprob import require_contract as require_logprob
 from fastpath.rows.logsumexp import LogsumexpResult, finish, merge_maxima, row_maximum, segment_sums
 from fastpath.rows.logsumexp import require_contract as require_logsumexp
+from reference.gradients import gradient_contract
 from reference.operators.lm_head import LmHeadContract
 from reference.operators.logprob import LogprobContract
 from reference.operators.logsumexp import LogsumexpContract
@@ -125,8 +127,8 @@ def lm_head_logprob_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of the log-probabilities in x and weight: the logits of each block of tokens are computed again.
 
-    x's gradient is row parallel over the vocabulary (segments and a tree, as ranks may share it); the weight's is one
-    chain over tokens in float32, which goes on from block to block, so that no block size can change a bit.
+    They are those of `reference.gradients` logprob_backward and lm_head_backward; the chain of the weight's goes on
+    from block to block, so that no block size can change a bit.
 
     Args:
         upstream: float32, [tokens]: the loss's gradient in the log-probabilities.
@@ -136,13 +138,15 @@ def lm_head_logprob_gradient(
         Gradients like x and weight.
 
     Raises:
-        TypeError, ValueError, UnsupportedError: as :func:`lm_head_logprob`; a vocabulary that 8 segments do not divide.
+        TypeError, ValueError, UnsupportedError: as :func:`lm_head_logprob`.
     """
+    own: Any = gradient_contract(head)
+    of_logits: Any = gradient_contract(contract)
     grad_x = torch.empty_like(x)
     sums = torch.zeros(weight.shape, dtype=torch.float32, device=x.device)
-    for rows in token_blocks(x.shape[0], weight.shape[0], logits_bytes):
+    for rows in token_blocks(x.shape[0], weight.shape[0], logits_bytes) if x.shape[0] else ():
         logits, _ = logits_and_maximum(x[rows], weight, head, lse)
-        slopes = logprob_gradient(logits, targets[rows], value[rows], upstream[rows], contract, x.dtype)
-        grad_x[rows] = input_gradient(slopes, weight, head)
-        product(slopes.t(), x[rows].t(), weight_contract(head), 1, torch.float32, sums=sums)
-    return grad_x, narrow_to(sums, weight.dtype, head)
+        slopes = logprob_gradient(logits, targets[rows], value[rows], upstream[rows], of_logits, x.dtype)
+        grad_x[rows] = input_gradient(slopes, weight, own)
+        weight_gradient(slopes[None], x[None, rows], own, sums)
+    return grad_x, narrow_to(sums, weight.dtype, own)

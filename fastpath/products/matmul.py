@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 
 from fastpath.backend import DTYPES, current_target, launch, require_fields, require_tensor, require_unit
+from fastpath.collectives.merge import merge_parts
 from fastpath.primitives import from_bits, narrow, widen
 from fastpath.products import matmul_hopper, schedules
-from reference.contract.base import Contract
+from reference.gradients import LinearBackwardContract
 from reference.operators.linear import LinearContract
 
 #: Ways to make one step along K: the matrix unit, the compiler's float32 product, one explicit FMA per k, and a matrix
@@ -84,25 +85,35 @@ def chain(
 
 @triton.jit
 def subtree(
-    x, w, in_m, in_n, x_k, w_k, start, length, total,
+    x, w, in_m, in_n, x_k, w_k, start, length, stride, total,
     COUNT: tl.constexpr, STEP: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
-    """Balanced tree over COUNT neighbouring segments of ``length``, the first at ``start``, each from ``total``."""
+    """Balanced tree over COUNT neighbouring segments of ``length``, the first at ``start``, each from ``total``.
+
+    A segment goes on through JOINED stretches of K that lie ``stride`` apart.
+    """
     if COUNT == 1:
-        return chain(x, w, in_m, in_n, x_k, w_k, start, length, total, STEP, SWAP, EVEN, BM, BN, BK)
+        for stretch in tl.static_range(JOINED):
+            first = start + stretch * stride
+            total = chain(x, w, in_m, in_n, x_k, w_k, first, length, total, STEP, SWAP, EVEN, BM, BN, BK)
+        return total
     else:
-        left = subtree(x, w, in_m, in_n, x_k, w_k, start, length, total, COUNT // 2, STEP, SWAP, EVEN, BM, BN, BK)
+        left = subtree(
+            x, w, in_m, in_n, x_k, w_k, start, length, stride, total, COUNT // 2, STEP, SWAP, EVEN, BM, BN, BK, JOINED
+        )
         middle = start + (COUNT // 2) * length
-        right = subtree(x, w, in_m, in_n, x_k, w_k, middle, length, total, COUNT // 2, STEP, SWAP, EVEN, BM, BN, BK)
+        right = subtree(
+            x, w, in_m, in_n, x_k, w_k, middle, length, stride, total, COUNT // 2, STEP, SWAP, EVEN, BM, BN, BK, JOINED
+        )
         return left + right
 
 
 @triton.jit(do_not_specialize=["M"])
 def tile_kernel(
-    x, w, bias, out, M, N, segment, x_m, x_k, w_n, w_k,
+    x, w, bias, out, M, N, segment, stride, x_m, x_k, w_n, w_k,
     LOCAL: tl.constexpr, STEP: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,
-    BIAS: tl.constexpr, CONTINUE: tl.constexpr,
+    BIAS: tl.constexpr, CONTINUE: tl.constexpr, JOINED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile of one subtree of LOCAL segments: out[part, M, N], part = program_id(1).
@@ -124,7 +135,10 @@ def tile_kernel(
         initial = tl.load(pointers, mask=inside, other=0.0)
     else:
         initial = tl.zeros((BN, BM) if TRANSPOSED else (BM, BN), tl.float32)
-    total = subtree(x_rows, w_rows, in_m, in_n, x_k, w_k, start, segment, initial, LOCAL, STEP, SWAP, EVEN, BM, BN, BK)
+    total = subtree(
+        x_rows, w_rows, in_m, in_n, x_k, w_k, start, segment, stride, initial,
+        LOCAL, STEP, SWAP, EVEN, BM, BN, BK, JOINED,
+    )  # fmt: skip
     if TRANSPOSED:
         total = tl.trans(total)
     if BIAS:
@@ -132,43 +146,17 @@ def tile_kernel(
     tl.store(pointers, narrow(total, out.dtype.element_ty), mask=inside)
 
 
-@triton.constexpr_function
-def left_leaves(count):
-    """Leaves left of the root where ``count`` of them merge by adjacent pairs, an odd last one passing through."""
-    return 1 << ((count - 1).bit_length() - 1)
-
-
-@triton.jit
-def merge(parts, offset, inside, stride, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Balanced tree over COUNT neighbouring parts."""
-    if COUNT == 1:
-        return tl.load(parts + FIRST * stride + offset, mask=inside, other=0.0)
-    else:
-        LEFT: tl.constexpr = left_leaves(COUNT)
-        left = merge(parts, offset, inside, stride, FIRST, LEFT)
-        return left + merge(parts, offset, inside, stride, FIRST + LEFT, COUNT - LEFT)
-
-
-@triton.jit
-def merge_kernel(parts, bias, out, size, N, COUNT: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """out[i] = tree over p of parts[p, i] (+ bias[i % N]), rounded to the output's dtype."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < size
-    total = merge(parts, offset, inside, tl.cast(size, tl.int64), 0, COUNT)
-    if BIAS:
-        total += widen(tl.load(bias + offset % N, mask=inside, other=0.0))
-    tl.store(out + offset, narrow(total, out.dtype.element_ty), mask=inside)
-
-
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    contract: LinearContract,
+    contract: LinearContract | LinearBackwardContract,
     segments: int,
     output: torch.dtype,
     bias: torch.Tensor | None = None,
     plan: schedules.Schedule | None = None,
     sums: torch.Tensor | None = None,
+    joined: int = 1,
+    merged: bool = True,
 ) -> torch.Tensor:
     """x @ weight^T in ``segments`` segments of K, rounded once to ``output``. Shapes and dtypes are not checked here.
 
@@ -178,9 +166,12 @@ def product(
         bias: [outputs], added to the float32 sum.
         plan: a schedule to use instead of the one for this shape: no schedule changes a bit.
         sums: float32 [tokens, outputs]: a single chain goes on from them, and leaves its sums there.
+        joined: inputs are so many equal stretches; a segment is the same part of each, one after the other.
+
+        merged: whether sums of segments in a workspace are merged; else they are what is returned.
 
     Returns:
-        [tokens, outputs], contiguous.
+        [tokens, outputs], contiguous; not merged, where the schedule has a workspace: float32 [parts, tokens, outputs].
 
     Raises:
         UnsupportedError: this target has no such matrix unit.
@@ -188,16 +179,18 @@ def product(
     """
     unit, target = require_unit(contract), current_target()
     (tokens, inputs), outputs = x.shape, weight.shape[0]
-    if inputs == 0 or inputs % segments:
-        raise ValueError(f"x: {inputs} inputs cannot be cut into {segments} equal segments")
-    segment = inputs // segments
+    if inputs == 0 or inputs % (segments * joined):
+        raise ValueError(f"x: {inputs} inputs cannot be cut into {segments * joined} equal segments")
+    segment = inputs // (segments * joined)
     plan = schedules.fit(
         plan or schedules.schedule(target, unit, tokens, outputs, segment, segments), x, weight, segments, target, unit
     )
     if plan.k_major:
         x, weight = (operand.t().float().contiguous().t() for operand in (x, weight))
+    if joined > 1 and plan.persistent:  # bulk copies walk one stretch
+        plan = schedules.pointers(plan)
     if sums is not None:
-        _launch_tiles(x, weight, None, sums, segment, 1, replace(plan, swap=False), contract, goes_on=True)
+        _launch_tiles(x, weight, None, sums, segment, 1, replace(plan, swap=False), contract, joined, goes_on=True)
         return sums
     out = torch.empty(tokens, outputs, dtype=output, device=x.device)
     if out.numel() == 0:
@@ -208,24 +201,12 @@ def product(
     if plan.persistent:
         matmul_hopper.launch_persistent(x, weight, added, partial, segment, parts, plan, contract)
     else:
-        _launch_tiles(x, weight, added, partial, segment, parts, plan, contract)
+        _launch_tiles(x, weight, added, partial, segment, parts, plan, contract, joined)
+    if parts > 1 and not merged:
+        return partial
     if parts > 1:
         merge_parts(partial, out, bias, contract)
     return out
-
-
-def merge_parts(parts: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, contract: Contract) -> None:
-    """Fill ``out`` [..., features] with the tree over float32 ``parts`` [count, ...] (+ bias), rounded once."""
-    size, block = out.numel(), 1024
-    launch(
-        merge_kernel,
-        (triton.cdiv(size, block),),
-        *(parts, out if bias is None else bias, out, size, out.shape[-1]),
-        contract=contract,
-        COUNT=parts.shape[0],
-        BIAS=bias is not None,
-        BLOCK=block,
-    )
 
 
 def _launch_tiles(
@@ -236,7 +217,8 @@ def _launch_tiles(
     segment: int,
     parts: int,
     plan: schedules.Schedule,
-    contract: LinearContract,
+    contract: LinearContract | LinearBackwardContract,
+    joined: int = 1,
     goes_on: bool = False,
 ) -> None:
     tokens, outputs = x.shape[0], weight.shape[0]
@@ -244,7 +226,8 @@ def _launch_tiles(
     launch(
         tile_kernel,
         (tiles, parts),
-        *(x, weight, sums if bias is None else bias, sums, tokens, outputs, segment, *x.stride(), *weight.stride()),
+        *(x, weight, sums if bias is None else bias, sums, tokens, outputs, segment, x.shape[1] // joined),
+        *(*x.stride(), *weight.stride()),
         contract=contract,
         options={"num_warps": plan.warps, "num_stages": plan.stages},
         LOCAL=plan.local,
@@ -253,6 +236,7 @@ def _launch_tiles(
         EVEN=segment % plan.k == 0,
         BIAS=bias is not None,
         CONTINUE=goes_on,
+        JOINED=joined,
         BM=plan.tokens,
         BN=plan.outputs,
         BK=plan.k,
@@ -260,7 +244,7 @@ def _launch_tiles(
     )
 
 
-def step_of(contract: LinearContract) -> int:
+def step_of(contract: LinearContract | LinearBackwardContract) -> int:
     """How this target makes one step along K of the contract's unit."""
     if contract.primitives.unit != "fma32-seq":
         return SIGNED if contract.primitives.unit == "mfma-cdna3-g8" else MATRIX

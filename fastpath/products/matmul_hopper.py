@@ -20,6 +20,7 @@ from fastpath.primitives import LOWEST, narrow, ordered, widen
 from fastpath.products.schedules import Schedule
 
 if TYPE_CHECKING:
+    from reference.gradients import LinearBackwardContract
     from reference.operators.linear import LinearContract
 
 
@@ -166,7 +167,7 @@ def launch_persistent(
     segment: int,
     parts: int,
     plan: Schedule,
-    contract: LinearContract,
+    contract: LinearContract | LinearBackwardContract,
     maxima: torch.Tensor | None = None,
 ) -> None:
     """Fill ``sums`` [parts, tokens, outputs] (or [tokens, outputs] for one part).

@@ -215,16 +215,20 @@ def fit(plan: Schedule, x: torch.Tensor, weight: torch.Tensor, segments: int, ta
     )
     whole = segment % plan.k == 0 or segments == 1
     if plan.persistent and not (bulk and whole):
-        # pointers take the registers that bulk copies leave free
-        return replace(
-            plan,
-            outputs=min(plan.outputs, 128),
-            local=1,
-            warps=8 if plan.outputs > 64 else 4,
-            stages=3,
-            persistent=False,
-            residents=1,
-        )
+        return pointers(plan)
     if unit == "fma32-seq" and weight.stride(1) != 1 and not plan.k_major:
         return replace(plan, k=16)
     return plan
+
+
+def pointers(plan: Schedule) -> Schedule:
+    """A persistent ``plan`` without bulk copies: pointers take the registers that these leave free."""
+    return replace(
+        plan,
+        outputs=min(plan.outputs, 128),
+        local=1,
+        warps=8 if plan.outputs > 64 else 4,
+        stages=3,
+        persistent=False,
+        residents=1,
+    )

@@ -7,9 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, accepted
-from fastpath.backend import launch, require_tensor
-from fastpath.primitives import narrow, widen
+from fastpath._tensors import INDEX_TYPES, accepted
+from fastpath.backend import DTYPES, launch, require_fields, require_tensor
+from fastpath.primitives import widen
+from reference.gradients import EmbeddingBackwardContract
 from reference.operators.embedding import EmbeddingContract
 
 IMPLEMENTED = (("order.merge", "copy"),)
@@ -38,7 +39,6 @@ def embedding_backward_kernel(
     vocabulary,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
 ):
     """The program of a token's first occurrence adds the gradients of all its occurrences, in ascending order."""
     start = tl.program_id(0)
@@ -46,7 +46,7 @@ def embedding_backward_kernel(
     token = tl.load(sorted_ids + start).to(tl.int64)
     before = tl.load(sorted_ids + start - 1, mask=start > 0, other=-1).to(tl.int64)
     if (token != before) & (token >= 0) & (token < vocabulary):
-        total = tl.zeros([BLOCK], tl.float32)
+        total = tl.load(grad_table + token * HIDDEN + column, mask=column < HIDDEN, other=0.0)
         position = start
         current = token
         while current == token:
@@ -54,7 +54,7 @@ def embedding_backward_kernel(
             total += widen(tl.load(grad_output + row * HIDDEN + column, mask=column < HIDDEN, other=0.0))
             position += 1
             current = tl.load(sorted_ids + position, mask=position < rows, other=-1).to(tl.int64)
-        tl.store(grad_table + token * HIDDEN + column, narrow(total, DTYPE), mask=column < HIDDEN)
+        tl.store(grad_table + token * HIDDEN + column, total, mask=column < HIDDEN)
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor, contract: EmbeddingContract) -> torch.Tensor:
@@ -88,36 +88,43 @@ def embedding(token_ids: torch.Tensor, table: torch.Tensor, contract: EmbeddingC
 
 
 def embedding_backward(
-    grad_output: torch.Tensor, token_ids: torch.Tensor, vocabulary: int, contract: EmbeddingContract
+    grad_output: torch.Tensor,
+    token_ids: torch.Tensor,
+    vocabulary: int,
+    contract: EmbeddingBackwardContract,
+    *,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gradient of the table: per token, its occurrences' gradients added in float32 in ascending order, rounded once.
+    """Gradient of the table: per token, its occurrences' gradients added in ascending order.
 
     Args:
-        grad_output: [tokens, hidden].
+        grad_output: bfloat16 or float32, [tokens, hidden], one sequence after the other.
         token_ids: int32 or int64, [tokens].
         vocabulary: rows of the table.
+        sums: float32, [vocabulary, hidden]: the gradient is added to them, in place.
 
     Returns:
-        [vocabulary, hidden], the dtype of ``grad_output``.
+        float32, [vocabulary, hidden], not rounded.
 
     Raises:
         As :func:`embedding`.
     """
-    dtype = accepted(contract, IMPLEMENTED)
+    require_fields(contract, {"order.tokens": "ascending"})
     require_tensor(token_ids, "token_ids", "tokens", *INDEX_TYPES)
-    require_tensor(grad_output, "grad_output", f"tokens={token_ids.shape[0]}, hidden", dtype)
+    require_tensor(grad_output, "grad_output", f"tokens={token_ids.shape[0]}, hidden", *DTYPES.values())
     rows, hidden = grad_output.shape
-    grad_table = torch.zeros(vocabulary, hidden, dtype=dtype, device=grad_output.device)
+    if sums is None:
+        sums = torch.zeros(vocabulary, hidden, dtype=torch.float32, device=grad_output.device)
+    require_tensor(sums, "sums", f"vocabulary={vocabulary}, hidden={hidden}", torch.float32)
     if grad_output.numel():
         sorted_ids, order = torch.sort(token_ids, stable=True)
         launch(
             embedding_backward_kernel,
             (rows, triton.cdiv(hidden, BLOCK)),
-            *(sorted_ids, order, grad_output, grad_table, rows, vocabulary),
+            *(sorted_ids, order, grad_output, sums, rows, vocabulary),
             contract=contract,
             options={"num_warps": 2},
             HIDDEN=hidden,
             BLOCK=BLOCK,
-            DTYPE=TRITON_TYPES[dtype],
         )
-    return grad_table
+    return sums

@@ -12,6 +12,7 @@ import triton.language as tl
 from fastpath.backend import DTYPES, launch, require_fields, require_tensor
 from fastpath.primitives import exp, log, narrow
 from fastpath.rows.logsumexp import LogsumexpResult
+from reference.gradients import LogprobBackwardContract
 from reference.operators.logprob import LogprobContract
 
 #: Formulas of the contract that have a kernel, as its compile-time constant.
@@ -138,12 +139,10 @@ def logprob_gradient(
     targets: torch.Tensor,
     value: torch.Tensor,
     upstream: torch.Tensor,
-    contract: LogprobContract,
+    contract: LogprobBackwardContract,
     output: torch.dtype,
 ) -> torch.Tensor:
-    """Gradient of the log-probabilities in the logits: upstream * (one-hot(target) - exp(logit - lse)).
-
-    Every step is one IEEE operation or the contract's exp; the product is rounded once to ``output``.
+    """Gradient of the log-probabilities in the logits: `reference.gradients.logprob`, rounded once to ``output``.
 
     Args:
         logits: float32, [tokens, vocabulary].
@@ -157,7 +156,7 @@ def logprob_gradient(
     Raises:
         TypeError, ValueError, UnsupportedError: as :func:`logprob`.
     """
-    require_contract(contract)
+    require_fields(contract, {"primitives.exp": "rlk"})
     require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
     rows, columns = logits.shape
     require_tensor(targets, "targets", f"tokens={rows}", torch.int64, torch.int32)

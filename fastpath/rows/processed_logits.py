@@ -14,6 +14,7 @@ import triton.language as tl
 
 from fastpath.backend import launch, require_fields, require_tensor
 from fastpath.primitives import div_rn, exp, pairs_tree
+from reference.gradients import ProcessedLogitsBackwardContract
 from reference.operators.processed_logits import ProcessedLogitsContract
 
 
@@ -31,6 +32,17 @@ def scale_kernel(
         divisor = tl.zeros((BLOCK,), tl.float32) + temperature
     scaled = x * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(x, divisor)
     tl.store(out + offset, scaled, mask=offset < size)
+
+
+@triton.jit
+def gradient_kernel(grad, processed, out, size, temperature, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr):
+    """out = grad / temperature (or times its reciprocal), and 0 where the processed logit is -inf."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    dy = tl.load(grad + offset, mask=offset < size, other=0.0)
+    divisor = tl.zeros((BLOCK,), tl.float32) + temperature
+    scaled = dy * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(dy, divisor)
+    masked = tl.load(processed + offset, mask=offset < size, other=0.0) == float("-inf")
+    tl.store(out + offset, tl.where(masked, 0.0, scaled), mask=offset < size)
 
 
 @triton.jit
@@ -81,7 +93,7 @@ def processed_logits(
     """Scale and mask logits.
 
     Args:
-        logits: float32, [tokens, vocabulary], without NaN.
+        logits: float32, [tokens, vocabulary].
         temperature: above 0; rounded to float32.
         top_k: number of logits to keep, at least 1; None keeps all.
         top_p: probability mass to keep, in (0, 1]; rounded to float32; None or 1 keeps all.
@@ -90,10 +102,11 @@ def processed_logits(
     that would wait for the device.
 
     Returns:
-        float32, [tokens, vocabulary]; masked columns are -inf.
+        float32, [tokens, vocabulary]; masked columns are -inf. A row with a NaN is scaled and not masked.
 
     Raises:
-        TypeError, ValueError: dtype, shape, layout or device; a setting outside its range.
+        TypeError, ValueError: dtype, shape, layout or device; a setting outside its range; a mask of an empty
+            vocabulary.
         UnsupportedError: a contract without a kernel.
     """
     implemented = {"order.sum": tuple(_LANES), "rounding.output": "float32", "primitives.exp": "rlk"}
@@ -110,6 +123,9 @@ def processed_logits(
         raise ValueError(f"top_k: must be an integer of at least 1 or None, got {top_k!r}")
     if isinstance(top_p, int | float) and not 0 < top_p <= 1:
         raise ValueError(f"top_p: must be above 0 and at most 1, or None, got {top_p!r}")
+    filters = {"top_k": top_k is not None, "top_p": isinstance(top_p, torch.Tensor) or (top_p or 1) < 1}
+    if any(filters.values()) and logits.shape[1] == 0:
+        raise ValueError("logits: the vocabulary is empty")
     scaled = torch.empty_like(logits)
     size, block = logits.numel(), 1024
     if size == 0:
@@ -119,14 +135,47 @@ def processed_logits(
     arguments = (logits, scaled, size, logits.shape[1], divisor)
     constants: dict[str, Any] = {"BY_ROW": by_row, "RECIPROCAL": reciprocal, "BLOCK": block}
     launch(scale_kernel, grid, *arguments, contract=contract, **constants)
-    filters = {"top_k": top_k is not None, "top_p": isinstance(top_p, torch.Tensor) or (top_p or 1) < 1}
+    # A row with a NaN has no order, so that no mask may hide it.
+    corrupted = torch.isnan(scaled).any(dim=1, keepdim=True) if any(filters.values()) else None
     order = ("top_k", "top_p") if contract.order.filters == "top_k_top_p" else ("top_p", "top_k")
     for name in order:
         if filters[name] and name == "top_k":
-            scaled = _mask(scaled, _top_k(scaled, top_k, contract))
+            scaled = _mask(scaled, _top_k(scaled, top_k, contract) | corrupted)
         elif filters[name]:
-            scaled = _mask(scaled, _top_p(scaled, top_p, contract))
+            scaled = _mask(scaled, _top_p(scaled, top_p, contract) | corrupted)
     return scaled
+
+
+def processed_logits_backward(
+    grad: torch.Tensor, processed: torch.Tensor, temperature: float, contract: ProcessedLogitsBackwardContract
+) -> torch.Tensor:
+    """Gradient of the logits: `reference.gradients.processed_logits`.
+
+    Args:
+        grad, processed: float32, [tokens, vocabulary]: gradient of the processed logits, and these.
+        temperature: above 0; rounded to float32.
+
+    Returns:
+        float32, [tokens, vocabulary].
+
+    Raises:
+        TypeError, ValueError: dtype, shape, layout or device; the temperature.
+    """
+    require_tensor(grad, "grad", "tokens, vocabulary", torch.float32)
+    rows, columns = grad.shape
+    require_tensor(processed, "processed", f"tokens={rows}, vocabulary={columns}", torch.float32)
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature: must be finite and above 0, got {temperature!r}")
+    out = torch.empty_like(grad)
+    size, block = grad.numel(), 1024
+    if size:
+        reciprocal = contract.primitives.temperature == "reciprocal"
+        arguments = (grad, processed, out, size, temperature)
+        launch(
+            gradient_kernel, (triton.cdiv(size, block),), *arguments,
+            contract=contract, RECIPROCAL=reciprocal, BLOCK=block,
+        )  # fmt: skip
+    return out
 
 
 _LANES = {"lanes-tree-64": 64, "lanes-tree-256": 256, "lanes-tree-1024": 1024}

@@ -9,8 +9,18 @@ import triton.language as tl
 
 from fastpath._tensors import TRITON_TYPES, require_rows
 from fastpath.backend import UnsupportedError, launch, require_tensor
+from fastpath.collectives.merge import merge_parts
 from fastpath.primitives import div_rn, narrow, negative, pairs_tree, widen
-from fastpath.rows.rms_norm import LANES, RmsNormGradients, inverse_rms, require_norm, round_epsilon, weight_gradient
+from fastpath.rows.rms_norm import (
+    LANES,
+    RmsNormGradients,
+    inverse_rms,
+    require_norm,
+    require_norm_gradient,
+    round_epsilon,
+    row_gradient,
+)
+from reference.gradients import QkNormBackwardContract, rank_segments
 from reference.operators.qk_norm import QkNormContract
 
 #: Elements of one program.
@@ -110,17 +120,25 @@ def qk_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, contract: QkN
 
 
 def qk_norm_backward(
-    grad_output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, contract: QkNormContract
+    grad_output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    contract: QkNormBackwardContract,
+    *,
+    sequences: int = 1,
+    sums: torch.Tensor | None = None,
 ) -> RmsNormGradients:
-    """Gradients of ``x`` and ``weight``, in the order of `fastpath.rows.rms_norm.rms_norm_backward`, heads as rows.
+    """Gradient of ``x``, and the weight's by head, float32 [heads, head_dim]: `reference.gradients.qk_norm`.
 
     Args:
-        grad_output, x: [tokens, heads, head_dim], contiguous.
+        grad_output, x: [tokens * sequences, heads, head_dim], contiguous, the tokens of several sequences side by side.
+        sums: float32, [heads, head_dim]: the gradient of the weight is added to them, in place.
 
     Raises:
         As :func:`qk_norm`.
     """
-    dtype = require_norm(contract, epsilon)
+    dtype = require_norm_gradient(contract, epsilon)
     require_tensor(x, "x", "tokens, heads, head_dim", dtype)
     tokens, heads, head_dim = x.shape
     require_head_dim(head_dim)
@@ -139,8 +157,28 @@ def qk_norm_backward(
             ROWS=TILE // head_dim,
             DTYPE=TRITON_TYPES[dtype],
         )
-    shape = (rows, head_dim)
-    return RmsNormGradients(grad_x, weight_gradient(grad_output.view(shape), x.view(shape), scales, contract))
+    return RmsNormGradients(grad_x, row_gradient(grad_output, x, scales, contract, sequences, sums))
+
+
+def merge_heads(sums: torch.Tensor, contract: QkNormBackwardContract, ranks: int = 1) -> torch.Tensor:
+    """One rank's share of the weight's gradient, float32 [head_dim]: `reference.gradients.qk_norm.merge_heads`.
+
+    Args:
+        sums: float32, [heads, head_dim].
+
+    Raises:
+        TypeError, ValueError: dtype, shape, layout or device; segments that the ranks cannot share evenly.
+    """
+    require_tensor(sums, "sums", "heads, head_dim", torch.float32)
+    segments = rank_segments(sums.shape[0], contract.partition.segments, ranks)
+    parts = sums.view(segments, -1, sums.shape[1]).transpose(0, 1).contiguous()
+    within = torch.empty(segments, sums.shape[1], dtype=torch.float32, device=sums.device)
+    merge_parts(parts, within, None, contract)
+    if segments == 1:
+        return within[0]
+    total = torch.empty(sums.shape[1], dtype=torch.float32, device=sums.device)
+    merge_parts(within, total, None, contract)
+    return total
 
 
 def require_head_dim(head_dim: int) -> None:

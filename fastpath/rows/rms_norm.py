@@ -8,7 +8,7 @@ in registers between the sum and the scaling, so that it is read once.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from fastpath.primitives import div_rn, narrow, negative, pairs_tree, rsqrt, wid
 from reference.contract.base import Contract
 from reference.operators.rms_norm import RmsNormContract
 
+if TYPE_CHECKING:
+    from reference.gradients import LinearBackwardContract, QkNormBackwardContract, RmsNormBackwardContract
+
 #: What the norms of this package compute.
 IMPLEMENTED_NORM = (
     ("order.sum", "lanes-tree-256"),
@@ -31,11 +34,15 @@ IMPLEMENTED_NORM = (
     ("primitives.mean", "divide"),
     ("primitives.rsqrt", "rlk"),
 )
+#: What their gradients compute.
+IMPLEMENTED_GRADIENT = (
+    ("order.sum", "lanes-tree-256"),
+    ("primitives.mean", "divide"),
+    ("primitives.rsqrt", "rlk"),
+)
 LANES = 256
 #: Longest row: its chunks are unrolled, and longer code takes minutes to compile.
 MOST_COLUMNS = 16384
-#: Rows whose weight gradients one program adds; part of the contract of the backward pass.
-WEIGHT_ROWS = 64
 
 
 @triton.jit
@@ -130,28 +137,42 @@ def rms_norm_backward_kernel(
 
 
 @triton.jit
-def weight_gradient_kernel(
-    grad_output, x, scales, partials, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
-    """partials[i]: sum of dy * (x * r) over the i-th ROWS rows, a chain of FMA in ascending order."""
+def row_gradient_kernel(
+    grad_output, x, scales, partials, tokens, streams,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """partials[block, stream]: sum of dy * (x * r) over ROWS tokens of a stream, a chain of FMA in ascending order.
+
+    Rows are [tokens, streams]: a stream is one head of one sequence. BIAS: the sum of dy alone.
+    """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    stream = tl.program_id(0) % streams
+    first = tl.program_id(0) // streams * ROWS
     total = tl.zeros([BLOCK], tl.float32)
-    for row in range(first, tl.minimum(first + ROWS, rows)):
+    for token in range(first, tl.minimum(first + ROWS, tokens)):
+        row = tl.cast(token, tl.int64) * streams + stream
         dy = widen(tl.load(grad_output + row * COLUMNS + column, mask=column < COLUMNS, other=0.0))
-        value = widen(tl.load(x + row * COLUMNS + column, mask=column < COLUMNS, other=0.0))
-        total = tl.fma(dy, value * tl.load(scales + row), total)
+        if BIAS:
+            total = tl.fma(dy, 1.0, total)
+        else:
+            value = widen(tl.load(x + row * COLUMNS + column, mask=column < COLUMNS, other=0.0))
+            total = tl.fma(dy, value * tl.load(scales + row), total)
     tl.store(partials + tl.program_id(0).to(tl.int64) * COLUMNS + column, total, mask=column < COLUMNS)
 
 
 @triton.jit
-def add_partials_kernel(partials, output, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
-    """output: the sum of the partial rows in ascending order."""
+def add_partials_kernel(
+    partials, sums, blocks, sequences, HEADS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """sums[head] += the partial sums of a head, sequence after sequence, block after block."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for row in range(count):
-        total += tl.load(partials + row * COLUMNS + column, mask=column < COLUMNS, other=0.0)
-    tl.store(output + column, narrow(total, DTYPE), mask=column < COLUMNS)
+    head = tl.program_id(1)
+    total = tl.load(sums + head * COLUMNS + column, mask=column < COLUMNS, other=0.0)
+    for sequence in range(sequences):
+        for block in range(blocks):
+            row = ((tl.cast(block, tl.int64) * sequences + sequence) * HEADS + head) * COLUMNS
+            total += tl.load(partials + row + column, mask=column < COLUMNS, other=0.0)
+    tl.store(sums + head * COLUMNS + column, total, mask=column < COLUMNS)
 
 
 class RmsNormResult(NamedTuple):
@@ -162,7 +183,7 @@ class RmsNormResult(NamedTuple):
 
 
 class RmsNormGradients(NamedTuple):
-    """Gradients of ``x`` (and of the residual: the same) and of ``weight``."""
+    """Gradients of ``x`` (and of the residual: the same), rounded; and of ``weight``, float32 sums, not rounded."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -217,36 +238,36 @@ def rms_norm_backward(
     x: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    contract: RmsNormContract,
+    contract: RmsNormBackwardContract,
     grad_residual: torch.Tensor | None = None,
+    *,
+    sequences: int = 1,
+    sums: torch.Tensor | None = None,
 ) -> RmsNormGradients:
-    """Gradients of the norm, deterministic: no atomics, every sum in a fixed order, each result rounded once.
-
-    With r = rsqrt(mean(x^2) + epsilon) and g = dy * w, both sums in the contract's lanes and tree:
-    dx = r * fma(-x, ((sum(g * x) / n) * r) * r, g) (+ grad_residual); dw: chains of fma(dy, x * r, .) over blocks of 64
-    rows, the blocks added in ascending order.
+    """Gradients of the norm: `reference.gradients.rms_norm`. No atomics, every sum in a fixed order.
 
     Args:
-        grad_output: [tokens, hidden].
+        grad_output: [tokens * sequences, hidden], the tokens of several sequences side by side.
         x: what was normalised: ``x``, or the residual sum that :func:`rms_norm` handed on.
-        grad_residual: gradient of the residual sum, [tokens, hidden].
+        grad_residual: gradient of the residual sum, like ``x``.
+        sums: float32, [hidden]: the gradient of the weight is added to them, in place.
 
     Raises:
         As :func:`rms_norm`.
     """
-    dtype = require_norm(contract, epsilon)
+    dtype = require_norm_gradient(contract, epsilon)
     require_tensor(x, "x", "tokens, hidden", dtype)
-    tokens, hidden = x.shape
-    require_tensor(grad_output, "grad_output", f"tokens={tokens}, hidden={hidden}", dtype)
+    rows, hidden = x.shape
+    require_tensor(grad_output, "grad_output", f"tokens={rows}, hidden={hidden}", dtype)
     require_tensor(weight, "weight", f"hidden={hidden}", dtype)
     if grad_residual is not None:
-        require_tensor(grad_residual, "grad_residual", f"tokens={tokens}, hidden={hidden}", dtype)
+        require_tensor(grad_residual, "grad_residual", f"tokens={rows}, hidden={hidden}", dtype)
     grad_x = torch.empty_like(x)
-    scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     if x.numel():
         launch(
             rms_norm_backward_kernel,
-            (tokens,),
+            (rows,),
             *(grad_output, x if grad_residual is None else grad_residual, x, weight, grad_x, scales),
             round_epsilon(epsilon),
             contract=contract,
@@ -256,28 +277,64 @@ def rms_norm_backward(
             HAS_RESIDUAL=grad_residual is not None,
             DTYPE=TRITON_TYPES[dtype],
         )
-    return RmsNormGradients(grad_x, weight_gradient(grad_output, x, scales, contract))
+    shape = (rows, 1, hidden)
+    found = row_gradient(grad_output.view(shape), x.view(shape), scales, contract, sequences, sums)
+    return RmsNormGradients(grad_x, found[0])
 
 
-def weight_gradient(
-    grad_output: torch.Tensor, x: torch.Tensor, scales: torch.Tensor, contract: Contract
+def row_gradient(
+    grad_output: torch.Tensor,
+    x: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    contract: RmsNormBackwardContract | QkNormBackwardContract | LinearBackwardContract,
+    sequences: int = 1,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gradient of a norm's weight, [columns], from rows [rows, columns] and their scales [rows], float32."""
-    rows, columns = x.shape
-    blocks = triton.cdiv(rows, WEIGHT_ROWS)
-    partials = torch.empty(blocks, columns, dtype=torch.float32, device=x.device)
-    output = torch.empty(columns, dtype=x.dtype, device=x.device)
+    """Gradient of the weight of a norm, or (``x`` None) of a bias: `reference.gradients._sums.row_gradient`.
+
+    Args:
+        grad_output, x: [tokens * sequences, heads, columns], contiguous; ``scales`` [rows], float32.
+        sums: float32, [heads, columns] (or [columns]), to which it is added in place; None begins at zero.
+
+    Returns:
+        float32, [heads, columns].
+
+    Raises:
+        TypeError, ValueError: of ``sums``; rows that the sequences do not share.
+    """
+    rows, heads, columns = grad_output.shape
+    if sequences < 1 or rows % sequences:
+        raise ValueError(f"sequences: {sequences} sequences do not share {rows} rows")
+    if sums is None:
+        sums = torch.zeros(heads, columns, dtype=torch.float32, device=grad_output.device)
+    sums = sums.view(heads, columns)
+    require_tensor(sums, "sums", f"heads={heads}, columns={columns}", torch.float32)
+    tokens, streams, block = rows // sequences, sequences * heads, contract.partition.rows
+    blocks = triton.cdiv(tokens, block)
     width = min(256, triton.next_power_of_2(columns))
     tiles = triton.cdiv(columns, width)
     if rows:
-        arguments = (grad_output, x, scales, partials, rows)
+        partials = torch.empty(blocks, streams, columns, dtype=torch.float32, device=grad_output.device)
+        operands = (grad_output, grad_output if x is None else x, partials if scales is None else scales)
         sizes = {"COLUMNS": columns, "BLOCK": width}
-        launch(weight_gradient_kernel, (blocks, tiles), *arguments, contract=contract, **sizes, ROWS=WEIGHT_ROWS)
-    sizes = {"COLUMNS": columns, "BLOCK": width}
-    launch(
-        add_partials_kernel, (tiles,), partials, output, blocks, contract=contract, **sizes, DTYPE=TRITON_TYPES[x.dtype]
-    )
-    return output
+        launch(
+            row_gradient_kernel,
+            (blocks * streams, tiles),
+            *(*operands, partials, tokens, streams),
+            contract=contract,
+            **sizes,
+            ROWS=block,
+            BIAS=x is None,
+        )
+        launch(
+            add_partials_kernel,
+            (tiles, heads),
+            *(partials, sums, blocks, sequences),
+            contract=contract,
+            **sizes,
+            HEADS=heads,
+        )
+    return sums
 
 
 @lru_cache(maxsize=64)
@@ -300,6 +357,17 @@ def require_norm(contract: Contract, epsilon: float) -> torch.dtype:
     if not 2.0**-126 <= round_epsilon(epsilon) < float("inf"):
         raise ValueError(f"epsilon: must be finite and at least 2^-126, got {epsilon!r}")
     return accepted(contract, IMPLEMENTED_NORM)
+
+
+def require_norm_gradient(contract: Contract, epsilon: float) -> torch.dtype:
+    """The dtype of a norm's gradient contract, if its kernels implement it.
+
+    Raises:
+        UnsupportedError, ValueError: as :func:`require_norm`.
+    """
+    if not 2.0**-126 <= round_epsilon(epsilon) < float("inf"):
+        raise ValueError(f"epsilon: must be finite and at least 2^-126, got {epsilon!r}")
+    return accepted(contract, IMPLEMENTED_GRADIENT, "rounding.input")
 
 
 def round_epsilon(epsilon: float) -> float:

@@ -17,6 +17,7 @@ import triton.language as tl
 from fastpath._tensors import INDEX_TYPES, TRITON_TYPES, accepted, require_rows
 from fastpath.backend import launch, require_tensor
 from fastpath.primitives import narrow, negative, widen
+from reference.gradients import RopeBackwardContract
 from reference.operators.rope import RopeContract
 from reference.operators.rope import rope_table as reference_table
 
@@ -27,6 +28,7 @@ IMPLEMENTED = (
     ("primitives.table", ("rlk", "float32-pow")),
     ("primitives.rotate", "fma_cos"),
 )
+IMPLEMENTED_GRADIENT = (("domain.pairing", ("halves", "interleaved")), ("primitives.rotate", "fma_cos"))
 #: Pairs that one program rotates.
 TILE = 2048
 
@@ -92,9 +94,7 @@ def rope_table(
     return RopeTable(*(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (table.cos, table.sin)))
 
 
-def rope(
-    x: torch.Tensor, positions: torch.Tensor, table: RopeTable, contract: RopeContract, *, backward: bool = False
-) -> torch.Tensor:
+def rope(x: torch.Tensor, positions: torch.Tensor, table: RopeTable, contract: RopeContract) -> torch.Tensor:
     """Rotate every head of every token by the angles of its position.
 
     A position outside the table gives NaN: a device cannot raise without waiting for it.
@@ -103,7 +103,6 @@ def rope(
         x: bfloat16 or float32 as the contract says, [tokens, heads, head_dim]; tokens may be strided.
         positions: int32 or int64, [tokens], counted from the start of each sequence.
         table: from :func:`rope_table`, every position.
-        backward: rotate by the opposite angle: the gradient of ``x`` where ``x`` is the gradient of the output.
 
     Returns:
         [tokens, heads, head_dim], contiguous, the same dtype.
@@ -112,7 +111,28 @@ def rope(
         UnsupportedError: a contract field or format without kernel.
         TypeError, ValueError: dtype, shape, layout or device of an argument.
     """
-    dtype = accepted(contract, IMPLEMENTED)
+    return _rotate(x, positions, table, contract, accepted(contract, IMPLEMENTED), backward=False)
+
+
+def rope_backward(
+    grad_output: torch.Tensor, positions: torch.Tensor, table: RopeTable, contract: RopeBackwardContract
+) -> torch.Tensor:
+    """Gradient of the input, the rotation by the opposite angle: `reference.gradients.rope`.
+
+    Arguments, result and errors as :func:`rope`.
+    """
+    dtype = accepted(contract, IMPLEMENTED_GRADIENT, "rounding.input")
+    return _rotate(grad_output, positions, table, contract, dtype, backward=True)
+
+
+def _rotate(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: RopeTable,
+    contract: RopeContract | RopeBackwardContract,
+    dtype: torch.dtype,
+    backward: bool,
+) -> torch.Tensor:
     require_rows(x, "x", "tokens, heads, head_dim", dtype)
     tokens, heads, head_dim = x.shape
     if head_dim % 2:

@@ -23,9 +23,11 @@ from fastpath.primitives import (
     narrow,
     widen,
 )
+from reference.gradients import SwigluBackwardContract
 from reference.operators.swiglu import SwigluContract
 
 IMPLEMENTED = (("rounding.silu", "float32"), ("primitives.silu", "rlk"))
+IMPLEMENTED_GRADIENT = (("order.gate", "(dy*up)*slope"), ("primitives.exp", "rlk"))
 #: Features of one program: 32 bytes a thread in four warps.
 BLOCK = 2048
 
@@ -119,10 +121,9 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, contract: SwigluContract) -> to
 
 
 def swiglu_backward(
-    grad_output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, contract: SwigluContract
+    grad_output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, contract: SwigluBackwardContract
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of ``gate`` and ``up``, each rounded once, from s = 1/(1 + e^-gate) and a = gate/(1 + e^-gate):
-    up: dy * a;  gate: (dy * up) * (s * fma(gate, 1 - s, 1)).
+    """Gradients of ``gate`` and ``up``, each rounded once: `reference.gradients.swiglu`.
 
     Args:
         grad_output, gate, up: [tokens, features], as in :func:`swiglu`.
@@ -130,7 +131,7 @@ def swiglu_backward(
     Raises:
         As :func:`swiglu`.
     """
-    dtype = accepted(contract, IMPLEMENTED)
+    dtype = accepted(contract, IMPLEMENTED_GRADIENT, "rounding.input")
     require_tensor(grad_output, "grad_output", "tokens, features", dtype)
     tokens, features = grad_output.shape
     require_rows(gate, "gate", f"tokens={tokens}, features={features}", dtype)

@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from integration.backends.interface import STRICT, BackendError, Logsumexp, Operators
-from reference.contract.profiles import profile as find_profile
+from integration.backends.interface import STRICT, BackendError, Logsumexp, Operators, check_profile
 
 __all__ = ["STRICT", "BackendError", "Logsumexp", "Operators", "check_profile", "operators_for"]
-
-
-def check_profile(profile: str) -> str:
-    """``profile``, if engines can follow it.
-
-    Raises:
-        ValueError: an unknown profile, or one that describes an engine.
-    """
-    name: str = find_profile(profile).name
-    if name not in STRICT:
-        raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
-    return name
 
 
 def operators_for(profile: str, dtype: Any, device: Any = "cpu") -> Operators:

@@ -12,17 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from integration.arrays import dtype_name, to_array, to_tensor
-from integration.backends import check_profile
-from integration.backends.interface import STRICT, Logsumexp
+from integration.backends import reference_gradients
+from integration.backends.array_gradients import ArrayGradients
+from integration.backends.interface import STRICT, Logsumexp, check_profile
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
+from reference.gradients import gradient_contracts
 from reference.operators.kv_cache import DenseKeyValues, KeyValues
 
 Tensor = Any
 
 
-class ArrayOperators:
+class ArrayOperators(ArrayGradients):
     """`integration.backends.interface.Operators` in NumPy; what an engine on a CPU needs beside it is here too.
 
     Args:
@@ -36,10 +38,16 @@ class ArrayOperators:
     def __init__(self, profile: str, dtype: Any) -> None:
         self.profile = find_profile(check_profile(profile))
         self.dtype = dtype
-        self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
+        name = dtype_name(dtype)
+        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **gradient_contracts(self.profile, name)}
         self.calls: Counter[str] = Counter()
         #: The functions behind the operators: the reference's, or the same with compiled loops.
         self._ops: Any = _loops() if self.profile.name == STRICT[0] else ops
+        self._back: Any = reference_gradients
+        if self._ops is not ops:
+            from integration.backends.loops import gradients
+
+            self._back = gradients
         self._rope_table: tuple[tuple[Any, ...], ops.RopeTable] | None = None
 
     def __deepcopy__(self, memo: Any) -> ArrayOperators:

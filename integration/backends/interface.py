@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from reference.contract.profiles import profile as find_profile
+
 Tensor = Any
 #: A weight as an implementation reads it fastest: made by `Operators.weight`, opaque to everybody else.
 Weight = Any
@@ -31,7 +33,82 @@ class BackendError(RuntimeError):
     """No implementation gives the bits of this profile for tensors of that device; the message names both."""
 
 
-class Operators(Protocol):
+class Gradients(Protocol):
+    """The gradients of the operators, under the contracts of `reference.gradients`.
+
+    Those of parameters are float32 sums that a call adds to, in place: chains that go on from micro-batch to
+    micro-batch. Of tensors [tokens, sequences, ...] sequences are added one after the other, so that bits do not
+    depend on how they were batched. ``operator`` is "linear", "row_linear" or "lm_head".
+    """
+
+    def causal_attention_result(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`Operators.causal_attention`, and the tensors that its gradient needs."""
+        ...
+
+    def causal_attention_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v."""
+        ...
+
+    def embedding_backward(self, grad: Tensor, tokens: Tensor, sums: Tensor) -> None:
+        """The table's into ``sums`` [vocabulary, hidden]; ``tokens`` [..., tokens], one sequence after the other."""
+        ...
+
+    def rms_norm_backward(self, grad: Tensor, x: Tensor, weight: Tensor, epsilon: float, sums: Tensor) -> Tensor:
+        """Of ``x`` [tokens, sequences, hidden]; the weight's into ``sums`` [1, hidden]."""
+        ...
+
+    def qk_norm_backward(self, grad: Tensor, x: Tensor, weight: Tensor, epsilon: float, sums: Tensor) -> Tensor:
+        """Of ``x`` [tokens, sequences, heads, head_dim]; the weight's, by head, into ``sums`` [heads, head_dim]."""
+        ...
+
+    def merge_heads(self, sums: Tensor, ranks: int) -> Tensor:
+        """This rank's share of a head norm's weight gradient, float32 [head_dim], from its sums by head."""
+        ...
+
+    def linear_input_gradient(self, operator: str, grad: Tensor, weight: Tensor, joined: int) -> Tensor:
+        """Of the input, on one rank; ``weight`` [outputs, inputs] holds ``joined`` projections one below the other."""
+        ...
+
+    def linear_input_partial(self, operator: str, grad: Tensor, weight: Tensor, joined: int, ranks: int) -> Tensor:
+        """This rank's share of the input's, float32, not rounded."""
+        ...
+
+    def linear_input_merge(self, operator: str, partials: Sequence[Tensor]) -> Tensor:
+        """All ranks' shares, rank 0 first, merged and rounded."""
+        ...
+
+    def linear_weight_gradient(self, operator: str, grad: Tensor, x: Tensor, sums: Tensor) -> None:
+        """The weight's into ``sums`` [outputs, inputs]; ``grad`` and ``x`` are [tokens, sequences, ...]."""
+        ...
+
+    def bias_gradient(self, operator: str, grad: Tensor, sums: Tensor) -> None:
+        """The bias's into ``sums`` [outputs]; ``grad`` is [tokens, sequences, outputs]."""
+        ...
+
+    def rotate_backward(self, grad: Tensor, positions: Tensor, table: Table) -> Tensor:
+        """Of the input of `Operators.rotate`."""
+        ...
+
+    def swiglu_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """Of gate and up."""
+        ...
+
+    def processed_logits_backward(self, grad: Tensor, processed: Tensor, temperature: float) -> Tensor:
+        """Of the logits [rows, vocabulary], float32; ``processed`` is what they became."""
+        ...
+
+    def logprob_backward(self, grad: Tensor, logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
+        """Of the logits [rows, vocabulary], float32; ``value`` [rows] is their log-sum-exp."""
+        ...
+
+    def entropy_backward(self, grad: Tensor, logits: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
+        """Of the logits [rows, vocabulary], float32; ``value`` [rows] is their log-sum-exp."""
+        ...
+
+
+class Operators(Gradients, Protocol):
     """The operators of one profile for one model dtype on one kind of device."""
 
     #: dtype of the model.
@@ -141,3 +218,15 @@ class Operators(Protocol):
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of whole sequences: ``q`` [tokens, batch, heads, head_dim], ``k`` and ``v`` with their KV heads."""
         ...
+
+
+def check_profile(profile: str) -> str:
+    """``profile``, if engines can follow it.
+
+    Raises:
+        ValueError: an unknown profile, or one that describes an engine.
+    """
+    name: str = find_profile(profile).name
+    if name not in STRICT:
+        raise ValueError(f"profile {profile!r} describes an engine; strict profiles: {', '.join(STRICT)}")
+    return name

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastpath import launches
-from fastpath.attention.attention import Packed, Pages, attention
+from fastpath.attention.attention import Pages, attention
 from fastpath.attention.kv_cache import write_cache
 from fastpath.autograd import inference, products, rows
 from fastpath.backend import UnsupportedError, current_target
@@ -24,10 +24,11 @@ from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
 from fastpath.rows.rope import RopeTable, rope_table
 from integration.arrays import dtype_name
-from integration.backends import check_profile
-from integration.backends.interface import BackendError, Logsumexp
+from integration.backends.interface import BackendError, Logsumexp, check_profile
+from integration.backends.kernel_gradients import KernelGradients
 from reference.contract.base import Contract
 from reference.contract.profiles import profile as find_profile
+from reference.gradients import gradient_contracts
 
 Tensor = Any
 #: Modules that define `torch.ops.rlk`; importing them is what registers the operators.
@@ -39,7 +40,7 @@ def _canonical(contract: Contract) -> str:
     return contract.to_json()
 
 
-class KernelOperators:
+class KernelOperators(KernelGradients):
     """`integration.backends.interface.Operators` by kernels; what an engine on a GPU needs beside it is here too.
 
     Args:
@@ -57,7 +58,8 @@ class KernelOperators:
         if dtype not in (torch.bfloat16, torch.float32):
             raise BackendError(f"profile {self.profile.name}: {dtype} has no kernels; use bfloat16 or float32")
         self.dtype = dtype
-        self.contracts: dict[str, Any] = dict(self.profile.contracts(dtype_name(dtype)))
+        name = dtype_name(dtype)
+        self.contracts: dict[str, Any] = {**self.profile.contracts(name), **gradient_contracts(self.profile, name)}
         try:
             self._target = current_target()
         except UnsupportedError as error:
@@ -215,13 +217,7 @@ class KernelOperators:
 
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
-        length, batch = q.shape[:2]
-        # sequences end to end, in the order of the batch
-        packed = [x.transpose(0, 1).reshape(-1, *x.shape[2:]).contiguous() for x in (q, k, v)]
-        starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)[: batch + 1]
-        kv = Packed(packed[1], packed[2], starts)
-        output = attention(packed[0], starts, length, kv, self.contracts["attention"]).output
-        return output.reshape(batch, length, *q.shape[2:]).transpose(0, 1)
+        return self.causal_attention_result(q, k, v)[0]
 
     def write_cache(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         """Store ``key`` and ``value`` [tokens, KV heads, head_dim] at flat slots of ``cache`` [2, blocks, ...]."""

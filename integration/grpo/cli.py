@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.models import BUILT_IN
 from diffcheck.cli import guard
 from integration.grpo.budget import Budget
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 #: Progress; what a run finds goes to its folder.
-_console = Console(stderr=True)
+_console = Terminal(stderr=True)
 
 
 @app.command()

@@ -73,8 +73,15 @@ class GrpoConfig:
     max_grad_norm: float = 1.0
     #: Optimizer steps on one batch.
     epochs: int = 2
-    #: Ratios are clipped to [1 - clip, 1 + clip].
+    #: Ratios are clipped to [1 - clip, 1 + clip_high]; clip_high = 0 is the same as clip.
     clip: float = 0.2
+    clip_high: float = 0.0
+    #: Advantages are divided by the group's standard deviation, over the group's size less ddof (0 or 1).
+    scale_rewards: bool = True
+    ddof: int = 0
+    #: token: mean over all response tokens; sequence: mean over responses of their tokens' means; constant: sum over
+    #: max_tokens for each response. See `integration.grpo.workers.objective`.
+    loss_level: str = "token"
     #: Weight of the KL to the weights that the run began with; 0 computes none.
     kl_coef: float = 0.02
     #: Sequences that Megatron scores together.
@@ -175,6 +182,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "engine": ("cpu", "gpu"),
     "dtype": ("bfloat16", "float32"),
     "staleness": (0, 1),
+    "ddof": (0, 1),
+    "loss_level": ("token", "sequence", "constant"),
     "transport": ("auto", "file", "device"),
 }
 _MANY = 10**9
@@ -199,6 +208,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_grad_norm": (0.0, 1e9),
     "epochs": (1, 1000),
     "clip": (0.0, 1e9),
+    "clip_high": (0.0, 1e9),
     "kl_coef": (0.0, 1e9),
     "micro_batch": (1, 10**5),
     "tp": (1, 64),

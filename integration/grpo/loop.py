@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,14 @@ class Run:
         version = self.config.rollout_version(step)
         with self._timed("recompute"):
             answer = self._trainer.call("score", sequences=[_sequence(s) for s in samples], version=version)
-            gains = advantages(rewards, [s.prompt_index for s in samples])
+            check_scores(samples, answer["logprobs"], "trainer")
+            check_scores(samples, answer["reference"] or [[]] * len(samples), "frozen policy")
+            gains = advantages(
+                rewards,
+                [s.prompt_index for s in samples],
+                ddof=self.config.ddof,
+                scale=self.config.scale_rewards,
+            )
             records = [
                 Scored(s.id, np.asarray(logprobs, np.float32), float(gain))
                 for s, logprobs, gain in zip(samples, answer["logprobs"], gains, strict=True)
@@ -357,6 +364,21 @@ def checked_answer(answer: dict[str, Any]) -> Generated:
     return Generated(answer["id"], tokens, values, answer["finish_reason"], answer["version"])
 
 
+def check_scores(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]], whose: str) -> None:
+    """Check that recomputed logprobs, a list a sample, can be learned from.
+
+    Raises:
+        EngineError: one is NaN or infinite.
+    """
+    for sample, values in zip(samples, logprobs, strict=True):
+        for position, value in enumerate(values):
+            if not math.isfinite(value):
+                raise EngineError(
+                    f"sample {sample.id}: the {whose}'s logprob of response token {position} is {value}",
+                    "nothing was learned from it: look for the fault with rlk-diff localize, then resume the run",
+                )
+
+
 def _response(sample: Sample) -> list[int]:
     assert sample.response_token_ids is not None
     tokens: list[int] = sample.response_token_ids.tolist()
@@ -367,23 +389,29 @@ def _sequence(sample: Sample) -> dict[str, Any]:
     return {"id": sample.id, "prompt": sample.prompt_token_ids.tolist(), "response": _response(sample)}
 
 
+#: What a run that was killed before it had its configuration leaves: nobody's work.
+_OF_A_START = ("samples.sqlite", "samples.sqlite-wal", "samples.sqlite-shm", "evidence.json", "checkpoints")
+
+
 def _claim(out: Path, config: GrpoConfig, *, resume: bool) -> bool:
     """Make the folder, or check that what is in it is this run.
 
     Returns:
         Whether a step of it was ever finished.
     """
+    found = stored_config(out)
+    if found is None and resume:
+        raise InputError(f"{out}: holds no run that could go on", "give the folder of a run, or leave --resume out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}", "choose another --out") from None
-    found = stored_config(out)
     steps = out / "steps.jsonl"
     is_begun = (steps.exists() and steps.stat().st_size > 0) or any((out / "checkpoints").glob("step-*"))
     if found is not None and is_begun:
         if not resume:
             raise InputError(f"{out}: holds a run already", "go on with --resume, or choose another --out")
         check_continues(found, config)
-    elif found is None and any(out.iterdir()) and not resume:
+    elif found is None and any(path.name not in _OF_A_START for path in out.iterdir()):
         raise InputError(f"{out}: is not empty, and holds no run", "choose another --out")
     return is_begun

@@ -60,10 +60,16 @@ def _check_releases(config: GrpoConfig) -> None:
     from integration.vllm import plugin as rollout
 
     try:
-        check_version("vLLM", found, rollout.SUPPORTED[config.engine])
-        check_version("megatron-core", megatron, trainer.SUPPORTED)
+        check_version("vLLM", found, _series(rollout.SUPPORTED, config.engine))
+        check_version("megatron-core", megatron, _series(trainer.SUPPORTED, config.engine))
     except UnknownVersionError as error:
         raise InputError(str(error).partition(":")[0], "install one of them, or --mode native") from None
+
+
+def _series(supported: Any, engine: str) -> tuple[str, ...]:
+    """Release series that a strict path knows; some know others on a GPU than on a CPU."""
+    found: tuple[str, ...] = supported[engine] if isinstance(supported, dict) else supported
+    return found
 
 
 def _check_profile(config: GrpoConfig) -> None:

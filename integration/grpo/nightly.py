@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import write_text
 from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
 from diffcheck.runs import RunSettings, run_localize
-from integration.grpo.config import PROFILE, GrpoConfig
+from integration.grpo.config import PROFILE, GrpoConfig, stored_config
 from integration.grpo.evidence import PACKAGES
 from integration.grpo.loop import Run
 from integration.grpo.steplog import read_steps
@@ -36,7 +37,7 @@ MODES = ("strict", "native")
 #: Steps at each end whose mean reward is compared, and the gain that counts as learning.
 ENDS, GAIN = 20, 0.3
 TRAINED, TRAINED_TOKENS = "smollm2-135m", 64
-_console = Console(stderr=True)
+_console = Terminal(stderr=True)
 
 Records = Sequence[dict[str, Any]]
 #: A name, whether it holds, and what was found.
@@ -99,7 +100,7 @@ def run_arm(mode: str, steps: int, folder: Path) -> Records:
         config,
         out,
         open_process,
-        resume=out.exists(),
+        resume=stored_config(out) is not None,
         command="make nightly",
         announce=lambda text: _console.print(f"{mode}: {text}", style="dim", soft_wrap=True),
         finished=lambda r: _progress(mode, r) if r["step"] % 10 == 0 else None,
@@ -164,7 +165,7 @@ def nightly(
     publish(folder, results, checks, seconds)
     for name, passed, found in checks:
         _console.print(
-            f"[{'green' if passed else 'red'}]{'ok  ' if passed else 'FAIL'}[/] {name}: {found}", soft_wrap=True
+            Text.assemble(("ok  ", "green") if passed else ("FAIL", "red"), f" {name}: {found}"), soft_wrap=True
         )
     raise typer.Exit(ExitCode.EQUAL if all(passed for _, passed, _ in checks) else ExitCode.DIVERGED)
 

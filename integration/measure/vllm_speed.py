@@ -17,7 +17,7 @@ import typer
 
 from integration.measure.machine import facts, prepare_environment, write
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 #: Qwen3-8B.
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],

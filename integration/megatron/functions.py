@@ -1,18 +1,17 @@
-"""The reference operators as differentiable functions of torch: forward to the bit, backward deterministic.
+"""The strict operators as differentiable functions of torch: what computes them is the operators' affair.
 
-The derivative is that of the mathematical operator: roundings pass gradients on unchanged. It is computed in float32
-by PyTorch's own operators, whose order depends on shapes and threads but not on the run, and is rounded once to the
-dtype of what it is a gradient of. Ranks exchange gradients as bytes and add them in a tree.
+Forward and backward are the contracts' to the bit, on a CPU and on a GPU (`integration.backends`). Gradients of
+parameters add up in `integration.megatron.sums`. Ranks exchange partial sums as bytes and add them in a tree.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from integration.backends import Operators
+from integration.megatron.sums import accumulate
 
 Tensor = Any
 Group = Any
@@ -38,6 +37,11 @@ def sum_ranks(tensor: Tensor, group: Group) -> Tensor:
     return parts[0]
 
 
+def _by_sequence(x: Tensor) -> Tensor:
+    """[tokens, sequences, features] of what may be the tokens of one sequence."""
+    return x if x.ndim == 3 else x.reshape(-1, 1, x.shape[-1])
+
+
 class Embedding(torch.autograd.Function):  # type: ignore[misc]
     """(tokens, table) -> rows; ``mine`` masks the tokens of this rank's part of the table, None owns all."""
 
@@ -45,7 +49,7 @@ class Embedding(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, own: Operators, tokens: Tensor, table: Tensor, mine: Tensor | None, group: Group) -> Any:
         rows = own.embedding(tokens, table)
         ctx.save_for_backward(tokens, mine)
-        ctx.shape = table.shape
+        ctx.own, ctx.table = own, table
         if mine is not None:
             for part, owned in zip(gather_ranks(rows, group), gather_ranks(mine, group), strict=True):
                 rows = torch.where(owned.unsqueeze(-1), part, rows)
@@ -54,43 +58,68 @@ class Embedding(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         tokens, mine = ctx.saved_tensors
-        wide = grad.float() if mine is None else torch.where(mine.unsqueeze(-1), grad.float(), 0.0)
-        total = torch.zeros(ctx.shape, dtype=torch.float32)
-        total.index_add_(0, tokens.reshape(-1), wide.reshape(-1, ctx.shape[1]))
-        return None, None, total.to(grad.dtype), None, None
+        if mine is not None:  # tokens of other ranks add zeros to row 0
+            grad = torch.where(mine.unsqueeze(-1), grad, 0.0)
+        _, of_table = accumulate(
+            ctx.table, lambda sums: ctx.own.embedding_backward(grad, tokens, sums), use="embedding"
+        )
+        return None, None, of_table, None, None
 
 
 class RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """(x, weight) -> norm over the last axis; ``heads`` says that it is the norm of heads [..., heads, head_dim]."""
+    """(x, weight) -> norm over the last axis; ``heads`` says that it is the norm of heads [..., heads, head_dim].
+
+    ``group``: the ranks that share the heads.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Operators, x: Tensor, weight: Tensor, epsilon: float, heads: bool) -> Tensor:
+    def forward(
+        ctx: Any, own: Operators, x: Tensor, weight: Tensor, epsilon: float, heads: bool, group: Group = None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.epsilon = epsilon
+        ctx.own, ctx.weight, ctx.epsilon, ctx.heads = own, weight, epsilon, heads
+        ctx.ranks = 1 if group is None else group.size()
         return own.qk_norm(x, weight, epsilon) if heads else own.rms_norm(x, weight, epsilon)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = (saved.float() for saved in ctx.saved_tensors)
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.epsilon)
-        normal, wide = x * scale, grad.float()
-        inner = wide * weight
-        dx = scale * (inner - normal * (inner * normal).mean(-1, keepdim=True))
-        dweight = (wide * normal).reshape(-1, x.shape[-1]).sum(0)
-        return None, dx.to(grad.dtype), dweight.to(ctx.saved_tensors[1].dtype), None, None
+        (x, weight), own = ctx.saved_tensors, ctx.own
+        function = own.qk_norm_backward if ctx.heads else own.rms_norm_backward
+        back, shape = x.shape, (x.shape[-2] if ctx.heads else 1, x.shape[-1])
+        if not ctx.heads:
+            x, grad = _by_sequence(x), _by_sequence(grad)
+        elif x.ndim == 3:
+            x, grad = x[:, None], grad[:, None]
+        dx, of_weight = accumulate(
+            ctx.weight,
+            lambda sums: function(grad, x, weight, ctx.epsilon, sums),
+            shape,
+            merge=(lambda sums: own.merge_heads(sums, ctx.ranks)) if ctx.heads else (lambda sums: sums),
+        )
+        return None, dx.reshape(back), of_weight, None, None, None
 
 
 class Linear(torch.autograd.Function):  # type: ignore[misc]
     """(x, weight, bias) -> x @ weight.T + bias. Of a column-parallel layer, ``group`` shares x and adds its gradient.
 
     ``kind``: "linear", "lm_head" (float32 output), or "row" (this rank's partial sum of ``ranks``, float32).
+    ``joined``: how many projections the weight holds one below the other.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, own: Operators, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: Group
+        ctx: Any,
+        own: Operators,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kind: str,
+        group: Group,
+        joined: int = 1,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
+        ctx.own, ctx.weight, ctx.bias, ctx.joined = own, weight, bias, joined
+        ctx.operator = "row_linear" if kind == "row" else kind
         ctx.group = None if kind == "row" else group
         own_weight = own.weight(weight)
         if kind == "linear":
@@ -101,12 +130,26 @@ class Linear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, bias = ctx.saved_tensors
-        wide = grad.float().reshape(-1, grad.shape[-1])
-        dx = sum_ranks((wide @ weight.float()).reshape(x.shape), ctx.group).to(x.dtype)
-        dweight = (wide.t() @ x.float().reshape(-1, x.shape[-1])).to(weight.dtype)
-        dbias = None if bias is None else wide.sum(0).to(bias.dtype)
-        return None, dx, dweight, dbias, None, None
+        (x, weight, _), own, operator = ctx.saved_tensors, ctx.own, ctx.operator
+        grad = grad.to(x.dtype)
+        dx = of_weight = of_bias = None
+        if ctx.needs_input_grad[1]:
+            ranks = 1 if ctx.group is None else ctx.group.size()
+            if ranks == 1:
+                dx = own.linear_input_gradient(operator, grad, weight, ctx.joined)
+            else:
+                partial = own.linear_input_partial(operator, grad, weight, ctx.joined, ranks)
+                dx = own.linear_input_merge(operator, gather_ranks(partial, ctx.group))
+        rows, by_sequence = _by_sequence(grad), _by_sequence(x)
+        if ctx.needs_input_grad[2]:
+            _, of_weight = accumulate(
+                ctx.weight,
+                lambda sums: own.linear_weight_gradient(operator, rows, by_sequence, sums),
+                use="head" if operator == "lm_head" else "",
+            )
+        if ctx.bias is not None and ctx.needs_input_grad[3]:
+            _, of_bias = accumulate(ctx.bias, lambda sums: own.bias_gradient(operator, rows, sums))
+        return None, dx, of_weight, of_bias, None, None, None
 
 
 class MergeRanks(torch.autograd.Function):  # type: ignore[misc]
@@ -114,31 +157,32 @@ class MergeRanks(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, own: Operators, partial: Tensor, bias: Tensor | None, group: Group) -> Tensor:
-        ctx.save_for_backward(bias)
+        ctx.own, ctx.bias = own, bias
         return own.row_linear_merge(gather_ranks(partial, group), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (bias,) = ctx.saved_tensors
-        wide = grad.float()
-        dbias = None if bias is None else wide.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype)
-        return None, wide, dbias, None
+        of_bias = None
+        if ctx.bias is not None and ctx.needs_input_grad[2]:
+            rows = _by_sequence(grad)
+            _, of_bias = accumulate(ctx.bias, lambda sums: ctx.own.bias_gradient("row_linear", rows, sums))
+        return None, grad.float(), of_bias, None
 
 
 class Rope(torch.autograd.Function):  # type: ignore[misc]
-    """(x [tokens, heads, head_dim], positions [tokens]) -> rotated."""
+    """(x [tokens, heads, head_dim], positions [tokens]) -> rotated; positions are below ``length``."""
 
     @staticmethod
-    def forward(ctx: Any, own: Operators, x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        table = own.rope_table(positions, x.shape[-1], theta, x.shape[0])
-        ctx.cos, ctx.sin = (torch.from_numpy(part)[:, None] for part in table)
+    def forward(ctx: Any, own: Operators, x: Tensor, positions: Tensor, theta: float, length: int = 0) -> Tensor:
+        table = own.rope_table(positions, x.shape[-1], theta, length or x.shape[0])
+        ctx.save_for_backward(positions)
+        ctx.own, ctx.table = own, table
         return own.rotate(x, positions, table)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        a, b = grad.float().chunk(2, dim=-1)
-        dx = torch.cat([a * ctx.cos + b * ctx.sin, b * ctx.cos - a * ctx.sin], dim=-1)
-        return None, dx.to(grad.dtype), None, None
+        (positions,) = ctx.saved_tensors
+        return None, ctx.own.rotate_backward(grad, positions, ctx.table), None, None, None
 
 
 class ResidualAdd(torch.autograd.Function):  # type: ignore[misc]
@@ -159,14 +203,12 @@ class Swiglu(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, own: Operators, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
+        ctx.own = own
         return own.swiglu(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        gate, up = (saved.float() for saved in ctx.saved_tensors)
-        sigmoid, wide = torch.sigmoid(gate), grad.float()
-        dgate = wide * up * sigmoid * (1 + gate * (1 - sigmoid))
-        return None, dgate.to(grad.dtype), (wide * gate * sigmoid).to(grad.dtype)
+        return None, *ctx.own.swiglu_backward(grad, *ctx.saved_tensors)
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -174,27 +216,17 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, own: Operators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        return own.causal_attention(q, k, v)
+        if not any(ctx.needs_input_grad):
+            return own.causal_attention(q, k, v)
+        output, saved = own.causal_attention_result(q, k, v)
+        ctx.save_for_backward(q, k, v, *saved)
+        ctx.own = own
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v = (saved.float().permute(1, 2, 0, 3) for saved in ctx.saved_tensors)  # [batch, heads, tokens, d]
-        _, heads, tokens, dim = q.shape
-        group = heads // k.shape[1]
-        wide_k, wide_v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scale = 1.0 / math.sqrt(dim)
-        hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-        p = torch.softmax((q @ wide_k.transpose(-1, -2) * scale).masked_fill(hidden, -math.inf), dim=-1)
-        out = grad.float().permute(1, 2, 0, 3)
-        dp = out @ wide_v.transpose(-1, -2)
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
-        dq, dk, dv = ds @ wide_k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ out
-
-        def share(x: Tensor) -> Tensor:
-            return x.unflatten(1, (-1, group)).sum(2)
-
-        return None, *(x.permute(2, 0, 1, 3).to(grad.dtype) for x in (dq, share(dk), share(dv)))
+        q, k, v, *saved = ctx.saved_tensors
+        return None, *ctx.own.causal_attention_backward(grad, q, k, v, tuple(saved))
 
 
 class ProcessedLogits(torch.autograd.Function):  # type: ignore[misc]
@@ -209,17 +241,17 @@ class ProcessedLogits(torch.autograd.Function):  # type: ignore[misc]
         shaping: tuple[float, int | None, float | None],
         group: Group,
     ) -> Tensor:
-        whole = torch.cat(gather_ranks(logits, group), dim=-1)[:, :vocabulary]
+        whole = torch.cat(gather_ranks(logits, group), dim=-1)[:, :vocabulary].contiguous()
         processed = own.processed_logits(whole, *shaping)
         ctx.first = 0 if group is None else group.rank() * logits.shape[1]
-        ctx.width, ctx.temperature = logits.shape[1], shaping[0]
-        ctx.save_for_backward(torch.isneginf(processed) & ~torch.isneginf(whole))
+        ctx.own, ctx.width, ctx.temperature = own, logits.shape[1], shaping[0]
+        ctx.save_for_backward(processed)
         return processed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (masked,) = ctx.saved_tensors
-        whole = grad.masked_fill(masked, 0.0) / ctx.temperature
+        (processed,) = ctx.saved_tensors
+        whole = ctx.own.processed_logits_backward(grad.contiguous(), processed, ctx.temperature)
         mine = whole[:, ctx.first : ctx.first + ctx.width]
         return None, torch.nn.functional.pad(mine, (0, ctx.width - mine.shape[1])), None, None, None
 
@@ -235,12 +267,10 @@ class LogProb(torch.autograd.Function):  # type: ignore[misc]
         lse = own.logsumexp(logits)
         value = see(lse.value[:, None])
         lse = lse._replace(value=value[:, 0].contiguous())
-        ctx.save_for_backward(logits, targets, value)
+        ctx.save_for_backward(logits, targets, lse.value)
+        ctx.own = own
         return own.logprob(logits, targets, lse)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        logits, targets, lse = ctx.saved_tensors
-        dlogits = -torch.exp(logits - lse)
-        dlogits[torch.arange(targets.numel()), targets] += 1.0
-        return None, dlogits * grad[:, None], None, None
+        return None, ctx.own.logprob_backward(grad.contiguous(), *ctx.saved_tensors), None, None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
@@ -48,9 +49,13 @@ class StrictNorm(torch.nn.Module):  # type: ignore[misc]
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.eps = eps
         self._own = operators_of(config)
+        #: The ranks that share the heads.
+        self._group = None
+        if self._heads and config.tensor_model_parallel_size > 1:
+            self._group = parallel_state.get_tensor_model_parallel_group()
 
     def forward(self, x: Tensor) -> Tensor:
-        return functions.RmsNorm.apply(self._own, x, self.weight, self.eps, self._heads)
+        return functions.RmsNorm.apply(self._own, x, self.weight, self.eps, self._heads, self._group)
 
 
 class StrictHeadNorm(StrictNorm):
@@ -63,9 +68,12 @@ class StrictColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
     """q, k, v or gate, up of this rank."""
 
     _kind = "linear"
+    #: How many projections the weight holds one below the other.
+    joined = 1
 
     def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
-        return functions.Linear.apply(operators_of(self.config), input, weight, bias, self._kind, _group(self))
+        own, group = operators_of(self.config), _group(self)
+        return functions.Linear.apply(own, input, weight, bias, self._kind, group, self.joined)
 
 
 class StrictOutputLayer(StrictColumnParallelLinear):
@@ -104,6 +112,10 @@ class StrictCoreAttention(torch.nn.Module):  # type: ignore[misc]
 
 class StrictMLP(MLP):  # type: ignore[misc]
     """SwiGLU MLP."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.linear_fc1.joined = 2
 
     def forward(self, hidden_states: Tensor, per_token_scale: Any = None, **_: Any) -> tuple[Tensor, None]:
         joined, bias = self.linear_fc1(hidden_states)
@@ -151,8 +163,8 @@ def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # The first inverse frequency is theta ** 0 = 1, so the first angle is the position.
         positions = freqs[:, 0, 0, 0].long()
         length, batch, heads, dim = t.shape
-        rows = positions.repeat_interleave(batch)
-        theta = config.rlk_theta
-        return functions.Rope.apply(own, t.reshape(-1, heads, dim), rows, theta).reshape(length, batch, heads, dim)
+        rows = positions[:, None].expand(length, batch).reshape(-1)
+        rotated = functions.Rope.apply(own, t.reshape(-1, heads, dim), rows, config.rlk_theta, freqs.shape[0])
+        return rotated.reshape(length, batch, heads, dim)
 
     return apply

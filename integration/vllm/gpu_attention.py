@@ -42,6 +42,9 @@ class StrictMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     # Decode steps of one token a sequence are captured whole; the grid of any other depends on its longest query.
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StrictMetadata:
         metadata = self.build(0, common_attn_metadata)
         # the longest model length would make every captured launch walk all blocks

@@ -32,6 +32,12 @@ def _counting(original: Any) -> Any:
     return counting(original)
 
 
+def _fusing(original: Any) -> Any:
+    from integration.vllm.fusion import configured
+
+    return configured(original)
+
+
 def _packed_attention(original: Any) -> Any:
     from integration.vllm.layers import packed_attention
 
@@ -56,6 +62,13 @@ GPU_PATCHES = (
         versions=SUPPORTED["gpu"],
         why="vLLM counts no replays, and what a graph ran must be measured",
         make=_counting,
+    ),
+    Patch(
+        module="vllm.compilation.passes.pass_manager.PostGradPassManager",
+        attribute="configure",
+        versions=SUPPORTED["gpu"],
+        why="a pass can be named in a user's configuration only, and then takes the place of the user's own",
+        make=_fusing,
     ),
     Patch(
         module="vllm.model_executor.models.qwen3.Qwen3Attention",

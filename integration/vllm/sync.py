@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diffcheck.base.record import weight_digest
+from diffcheck.capture.vllm import loader
 from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks, hf_weights
 from integration.arrays import to_tensor
 from reference.models.config import ModelConfig
@@ -120,7 +121,7 @@ def live_digests(worker: Any, config: ModelConfig) -> dict[str, str]:
     """Runs in each worker, on all ranks at once: digests of the weights that its products read."""
     model = worker.model_runner.get_model()
     if not _keeps_arrays(model):
-        return dict(getattr(model, DIGESTS))
+        return loader.live_digests(model, config)
     arrays = [layer for layer in model.modules() if hasattr(layer, "rlk_weight")]
     digests = _digests(model, config, {layer: to_tensor(layer.rlk_weight, layer.rlk_dtype) for layer in arrays})
     # Whoever captures this model now, or asks for its weights, is told of these.

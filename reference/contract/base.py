@@ -40,7 +40,8 @@ class Choice:
 
     values: every allowed value, the default first.
     phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
-    equivalent: why some value never changes a bit ("" if every change shows on some input).
+    equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can give,
+        and no reason for a test, which finds an input on which the value does.
     given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
     """
 
@@ -96,7 +97,7 @@ class Contract:
     primitives: Group = Group()
 
     def __init_subclass__(cls) -> None:
-        CONTRACTS[cls.operator] = cls
+        (GRADIENTS if cls.operator.endswith(BACKWARD) else CONTRACTS)[cls.operator] = cls
 
     def __post_init__(self) -> None:
         for group, expected in group_types(type(self)).items():
@@ -160,6 +161,9 @@ class Contract:
 
 
 CONTRACTS: dict[str, type[Contract]] = {}  # operator name -> contract class; filled as operators are defined
+#: The same of gradients: the name of what is differentiated and this suffix. Filled by ``reference.gradients``.
+GRADIENTS: dict[str, type[Contract]] = {}
+BACKWARD = "_backward"
 # Answers of the two functions below, which every construction of a contract asks: a search constructs thousands.
 _GROUP_TYPES: dict[type[Contract], dict[str, type[Group]]] = {}
 _FIELDS: dict[type[Contract], dict[str, Choice]] = {}
@@ -215,7 +219,8 @@ def from_json(text: str) -> Contract:
         raise ValueError(f"contract must be a JSON object, got {type(data).__name__}")
     if data.get("schema") != SCHEMA:
         raise ValueError(f"contract schema must be {SCHEMA}, got {data.get('schema')!r}")
-    kind = CONTRACTS.get(str(data.get("operator")))
+    name = str(data.get("operator"))
+    kind = CONTRACTS.get(name) or GRADIENTS.get(name)
     if kind is None:
         raise ValueError(f"unknown operator {data.get('operator')!r}; known: {', '.join(sorted(CONTRACTS))}")
     _same_keys(f"{kind.operator} contract", data, ("schema", "operator", *GROUPS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reference import operators as _operators  # noqa: F401 - importing it registers every contract
 from reference.contract.base import CONTRACTS, Contract, Value
 
 

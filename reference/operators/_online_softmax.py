@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import fused_multiply_add
 from reference.checks import Float32Array
+from reference.operators._attention_contract import AttentionContract
 from reference.operators._numerics import ATTENTION_EXPS, k_order, narrow, quiet, row_sum, unit_dot
 from reference.operators.kv_cache import KeyValues
-
-if TYPE_CHECKING:
-    from reference.operators.attention import AttentionContract
 
 LOG2E = float.fromhex("0x1.71547652b82fep+0")
 ZERO, ONE, NEVER = np.float32(0), np.float32(1), np.float32(-np.inf)
@@ -55,6 +53,21 @@ def attend(
 
     ``sink`` is [KV heads, rows] or None. Arguments are not checked.
     """
+    return finish(accumulate(q, first, last, kv, scale, sink, packed_offset, contract), contract)
+
+
+@quiet()
+def accumulate(
+    q: Float32Array,
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    kv: KeyValues,
+    scale: float,
+    sink: Float32Array | None,
+    packed_offset: int,
+    contract: AttentionContract,
+) -> _State:
+    """The softmax and weighted values after the last key, arguments as `attend`."""
     if contract.primitives.scale == "query":
         q = narrow(q * np.float32(scale), contract.rounding.query)
     if sink is not None and ATTENTION_EXPS[contract.primitives.exp][0] == "2":
@@ -83,6 +96,12 @@ def attend(
         state = closed
     if sink is not None and contract.order.sink == "last":
         state = _merge(state, _State(sink, np.ones_like(sink), np.zeros_like(state.values)), contract)
+    return state
+
+
+@quiet()
+def finish(state: _State, contract: AttentionContract) -> Float32Array:
+    """The output of a finished softmax, rounded: [KV heads, rows, head_dim]."""
     if contract.order.normalise == "before_values":
         return narrow(state.values + ZERO, contract.rounding.output)
     return narrow(_divide(state.values, state.total, contract) + ZERO, contract.rounding.output)

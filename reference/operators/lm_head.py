@@ -23,6 +23,11 @@ class LmHeadContract(LinearContract):
     operator: ClassVar[str] = "lm_head"
     rounding: Rounding = Rounding()
 
+    def check(self) -> None:
+        super().check()
+        if self.order.bias != "before_rounding":
+            raise ValueError("lm_head: order.bias must stay 'before_rounding': this layer has no bias")
+
 
 def lm_head(x: Float32Array, weight: Float32Array, contract: LmHeadContract) -> Float32Array:
     """Logits of the real vocabulary; a padded head's extra rows are cut off before the call.

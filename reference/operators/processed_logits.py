@@ -85,7 +85,8 @@ class Primitives(Group):
 class ProcessedLogitsContract(Contract):
     """y = x / temperature; masked columns become -inf.
     Probabilities of top-p are exp(y - max) / sum in sorted order, cumulated one after the other in float32.
-    The sort is by value, of equal values by index; the most probable token always stays."""
+    The sort is by value, of equal values by index; the most probable token always stays.
+    A row with a NaN has no order: top-k and top-p leave it whole, so that each of its log-probabilities is NaN."""
 
     operator: ClassVar[str] = "processed_logits"
     domain: Domain = Domain()
@@ -111,10 +112,10 @@ def processed_logits(
         top_p: probability mass to keep, in (0, 1]; rounded to float32; None or 1 keeps all.
 
     Returns:
-        float32, [tokens, vocabulary].
+        float32, [tokens, vocabulary]. A row with a NaN (also one that the scaling made) is scaled and not masked.
 
     Raises:
-        TypeError, ValueError: dtype, shape or byte order; a setting outside its range.
+        TypeError, ValueError: dtype, shape or byte order; a setting outside its range; a mask of an empty vocabulary.
     """
     logits = float_array(logits, "logits", "tokens, vocabulary")
     positive(temperature, "temperature")
@@ -128,8 +129,11 @@ def processed_logits(
         masks.append(lambda x: _top_k_mask(x, top_k, contract))
     if top_p is not None and top_p < 1:
         masks.append(lambda x: _top_p_mask(x, top_p, contract))
+    if masks and logits.shape[1] == 0:
+        raise ValueError("logits: the vocabulary is empty")
+    corrupted = np.isnan(scaled).any(axis=1, keepdims=True)
     for mask in masks if contract.order.filters == "top_k_top_p" else reversed(masks):
-        scaled = np.where(mask(scaled), scaled, np.float32(-np.inf))
+        scaled = np.where(mask(scaled) | corrupted, scaled, np.float32(-np.inf))
     return scaled
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from reference.operators._numerics import (
     row_sum_squares,
     rsqrt,
 )
-
-if TYPE_CHECKING:
-    from reference.operators.qk_norm import QkNormContract
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,25 @@ class RmsNormContract(Contract):
         check_product(self)
 
 
-def check_product(contract: RmsNormContract | QkNormContract) -> None:
+class NormContract(Protocol):
+    """What the contracts of the norms have in common: `RmsNormContract`, and `QkNormContract` of the heads."""
+
+    operator: ClassVar[str]
+
+    @property
+    def order(self) -> Order: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def rounding(self) -> NormRounding: ...
+
+    @property
+    def primitives(self) -> Primitives: ...
+
+
+def check_product(contract: NormContract) -> None:
     """Raise ValueError if the contract rounds a value that its product order never forms."""
     if contract.order.product == "x*(r*w)" and contract.rounding.normalised != "float32":
         raise ValueError(
@@ -150,9 +165,7 @@ def rms_norm(
 
 
 @quiet()
-def normalise(
-    x: Float32Array, weight: Float32Array, epsilon: float, contract: RmsNormContract | QkNormContract
-) -> Float32Array:
+def normalise(x: Float32Array, weight: Float32Array, epsilon: float, contract: NormContract) -> Float32Array:
     """The norm of the last axis of ``x``; ``weight`` broadcasts. Arguments are not checked."""
     scale = rsqrt(_mean_square(x, epsilon, contract), contract.primitives.rsqrt)[..., None]
     if contract.order.product == "x*(r*w)":
@@ -161,7 +174,7 @@ def normalise(
     return narrow(normalised * weight, contract.rounding.output)
 
 
-def _mean_square(x: Float32Array, epsilon: float, contract: RmsNormContract | QkNormContract) -> Float32Array:
+def _mean_square(x: Float32Array, epsilon: float, contract: NormContract) -> Float32Array:
     """mean(x^2) + epsilon over the last axis."""
     variance, mean = contract.precision.variance, contract.primitives.mean
     total = row_sum_squares(x, contract.order.sum, contract.primitives.square, variance)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from reference.checks import Float32Array
-from reference.reductions.step import Step, accumulate_chain, check_row, leaves, pad_to_multiple, require_power_of_two
+from reference.reductions.step import (
+    Step,
+    accumulate_chain,
+    check_row,
+    leaves,
+    pad_to_multiple,
+    require_power_of_two,
+    split_last,
+)
 from reference.reductions.tree import pairs_tree
 
 
@@ -25,5 +33,5 @@ def blocked(x: Float32Array, *, block: int = 64, step: Step = "add") -> Float32A
     values = leaves(check_row(x, step), step)
     require_power_of_two(block, "block")
     padded = pad_to_multiple(values, block)
-    sums = pairs_tree(padded.reshape(*values.shape[:-1], -1, block))
+    sums = pairs_tree(split_last(padded, block))
     return accumulate_chain(sums[..., None], "add")[..., 0]

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from reference.checks import Float32Array
-from reference.reductions.step import Step, accumulate_chain, check_row, pad_to_multiple, require_power_of_two
+from reference.reductions.step import (
+    Step,
+    accumulate_chain,
+    check_row,
+    pad_to_multiple,
+    require_power_of_two,
+    split_last,
+)
 from reference.reductions.tree import pairs_tree
 
 
@@ -26,4 +33,4 @@ def lanes_tree(x: Float32Array, *, lanes: int = 256, step: Step = "add") -> Floa
     require_power_of_two(lanes, "lanes")
     width = min(lanes, 1 << (values.shape[-1].bit_length() - 1))
     padded = pad_to_multiple(values, width)
-    return pairs_tree(accumulate_chain(padded.reshape(*values.shape[:-1], -1, width), step))
+    return pairs_tree(accumulate_chain(split_last(padded, width), step))

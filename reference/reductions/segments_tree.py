@@ -27,7 +27,7 @@ def segments_tree(x: Float32Array, *, segments: int = 8, lanes: int | None = Non
     require_positive(segments, "segments")
     if values.shape[-1] % segments:
         raise ValueError(f"segments: {segments} does not divide the {values.shape[-1]} elements of the last axis")
-    parts = values.reshape(*values.shape[:-1], segments, -1)
+    parts = values.reshape(*values.shape[:-1], segments, values.shape[-1] // segments)
     if lanes is not None:
         return pairs_tree(lanes_tree(parts, lanes=lanes, step=step))
     return pairs_tree(accumulate_chain(parts[..., None], step)[..., 0])

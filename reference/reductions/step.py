@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,6 +43,14 @@ def pad_to_multiple(x: Float32Array, width: int) -> Float32Array:
     if not missing:
         return x
     return np.concatenate([x, np.zeros((*x.shape[:-1], missing), np.float32)], axis=-1)
+
+
+def split_last(x: Float32Array, *sizes: int) -> Float32Array:
+    """`x` with its last axis, a multiple of the sizes' product, cut into [rounds, *sizes].
+
+    Not by -1: NumPy infers no length for an array without rows.
+    """
+    return x.reshape(*x.shape[:-1], x.shape[-1] // math.prod(sizes), *sizes)
 
 
 def check_row(x: Float32Array, step: Step) -> Float32Array:

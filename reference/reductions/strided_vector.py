@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reference.checks import Float32Array, require_choice
-from reference.reductions.step import Step, accumulate, accumulate_chain, check_row, require_positive
+from reference.reductions.step import Step, accumulate, accumulate_chain, check_row, require_positive, split_last
 from reference.reductions.tree import halving_tree, pairs_tree
 
 #: How lanes of one register become one value.
@@ -37,7 +37,7 @@ def strided_vector(
     require_positive(registers, "registers")
     require_choice(merge, "merge", MERGES)
     full = values.shape[-1] - values.shape[-1] % (width * registers)
-    body = values[..., :full].reshape(*values.shape[:-1], -1, registers * width)
+    body = split_last(values[..., :full], registers * width)
     lanes = accumulate_chain(body, step).reshape(*values.shape[:-1], registers, width)
     register = lanes[..., 0, :]
     for r in range(1, registers):

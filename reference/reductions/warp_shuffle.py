@@ -12,6 +12,7 @@ from reference.reductions.step import (
     pad_to_multiple,
     require_positive,
     require_power_of_two,
+    split_last,
 )
 from reference.reductions.tree import halving_tree
 
@@ -44,8 +45,8 @@ def warp_shuffle(
     if warps > warp:
         raise ValueError(f"warps: {warps} exceeds the {warp} lanes that merge them")
     threads = warp * warps
-    rounds = pad_to_multiple(values, threads * vector).reshape(*values.shape[:-1], -1, threads, vector)
+    rounds = split_last(pad_to_multiple(values, threads * vector), threads, vector)
     # each thread's elements in its own order: round, then place in the vector
-    per_thread = np.moveaxis(rounds, -1, -2).reshape(*values.shape[:-1], -1, threads)
+    per_thread = np.moveaxis(rounds, -1, -2).reshape(*values.shape[:-1], rounds.shape[-3] * vector, threads)
     lane_sums = accumulate_chain(per_thread, step).reshape(*values.shape[:-1], warps, warp)
     return halving_tree(pad_to_multiple(halving_tree(lane_sums), warp))

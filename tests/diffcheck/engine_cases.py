@@ -17,8 +17,8 @@ from diffcheck.base.boundaries import Boundary
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.capture.recorder import expected_rows
 from diffcheck.localize import localize
+from diffcheck.rows import expected_rows
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 

@@ -12,7 +12,7 @@ from diffcheck.base.bits import UIntArray
 from diffcheck.base.boundaries import graph
 from diffcheck.base.record import KvMapping, ObjectRecord
 from diffcheck.base.samples import Sample
-from diffcheck.capture.recorder import expected_rows
+from diffcheck.rows import expected_rows
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter

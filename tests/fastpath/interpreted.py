@@ -14,11 +14,12 @@ from fastpath import primitives
 from fastpath.autograd import products as autograd_products
 from fastpath.backend import UnsupportedError, current_target, record
 from fastpath.collectives.all_reduce import merge_ranks
+from fastpath.collectives.merge import left_leaves
 from fastpath.products.linear import linear
 from fastpath.products.lm_head import lm_head_logprob
-from fastpath.products.matmul import left_leaves
-from fastpath.products.row_linear import row_linear_partial
+from fastpath.products.row_linear import row_linear, row_linear_partial
 from fastpath.products.schedules import Schedule
+from fastpath.rows.logprob import logprob, logprob_gradient
 from fastpath.rows.logsumexp import logsumexp
 from fastpath.rows.processed_logits import processed_logits
 from reference.contract.profiles import profile
@@ -150,6 +151,39 @@ def test_no_tokens_is_no_error() -> None:
     contracts = (contract("lm_head"), contract("logsumexp"), contract("logprob"))
     empty, _ = lm_head_logprob(torch.ones(0, 8), torch.ones(3, 8), torch.zeros(0, dtype=torch.int64), *contracts)
     assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_no_tokens_of_the_vocabulary_kernels(settings: dict[str, Any]) -> None:
+    empty, targets = torch.ones(0, 8), torch.zeros(0, dtype=torch.int64)
+    assert processed_logits(empty, contract("processed_logits"), 0.7, **settings).shape == (0, 8)
+    lse = logsumexp(empty, contract("logsumexp"))
+    assert logprob(empty, targets, lse, contract("logprob")).shape == (0,)
+    slopes = logprob_gradient(empty, targets, lse.value, lse.value, contract("logprob"), torch.float32)
+    assert slopes.shape == (0, 8)
+    assert row_linear(empty, torch.ones(3, 8), contract("row_linear")).shape == (0, 3)
+    assert merge_ranks(torch.ones(2, 0, 3), contract("all_reduce")).shape == (0, 3)
+    heads = [contract(name) for name in ("lm_head", "logsumexp", "logprob")]
+    for function in (
+        lambda x, w: autograd_products.linear(x, w, contract("linear")),
+        lambda x, w: autograd_products.lm_head_logprob(x, w, targets, *heads),
+    ):
+        x, w = torch.ones(0, 8).requires_grad_(), torch.ones(16, 8).requires_grad_()
+        function(x, w).sum().backward()
+        assert x.grad is not None and w.grad is not None and x.grad.shape == (0, 8) and not w.grad.any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 40, "top_p": 0.5}])
+def test_a_nan_in_a_row_gives_a_nan_logprob(settings: dict[str, Any]) -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    for column in (0, 17, 49):
+        spoilt = logits.clone()
+        spoilt[2, column] = float("nan")
+        scaled = processed_logits(spoilt, contract("processed_logits"), 0.7, **settings)
+        lse = logsumexp(scaled, contract("logsumexp"))
+        for target in (0, 25, 49):
+            chosen = logprob(scaled, torch.full((4,), target), lse, contract("logprob"))
+            assert torch.isnan(chosen).tolist() == [False, False, True, False]
 
 
 def test_operators_of_torch_library() -> None:

@@ -15,12 +15,15 @@ from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import UnsupportedError, record
-from fastpath.rows.embedding import embedding
-from fastpath.rows.qk_norm import qk_norm
-from fastpath.rows.rms_norm import rms_norm
+from fastpath.rows.embedding import embedding, embedding_backward
+from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
+from fastpath.rows.qk_norm_rope import qk_norm_rope
+from fastpath.rows.residual_add import residual_add
+from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
 from fastpath.rows.rope import rope, rope_table
-from fastpath.rows.swiglu import swiglu
+from fastpath.rows.swiglu import swiglu, swiglu_backward
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 
 def contract(operator: str, dtype: str = "float32") -> Any:
@@ -161,7 +164,7 @@ def test_attention_refuses_what_it_cannot_do() -> None:
     result = attention(q[:, :2].contiguous(), starts, 2, Packed(kv, kv, starts), contract("attention"))
     with pytest.raises(ValueError, match="save=True"):
         operands = (q[:, :2].contiguous(), q[:, :2].contiguous(), starts, 2, Packed(kv, kv, starts), 2)
-        attention_backward(*operands, result, contract("attention"))
+        attention_backward(*operands, result, gradient_contract(contract("attention")))
 
 
 def test_launches_are_evidence() -> None:
@@ -172,3 +175,37 @@ def test_launches_are_evidence() -> None:
         ("swiglu_kernel", "swiglu", of.contract_id)
     ]
     assert np.all([len(entry.code_sha256) == 64 for entry in launches])
+
+
+def test_no_tokens_give_empty_results_of_the_right_shape() -> None:
+    """Forward and backward of every row kernel and of attention."""
+    x, flat, heads = torch.empty(0, 32), torch.randn(32), torch.empty(0, 2, 16)
+    table = rope_table(8, 16, 1e6, contract("rope"), "cpu")
+    none = torch.empty(0, dtype=torch.int32)
+    norm = rms_norm(x, flat, 1e-6, contract("rms_norm"), x)
+    assert norm.output.shape == norm.residual.shape == (0, 32)  # type: ignore[union-attr]
+    slopes = rms_norm_backward(x, x, flat, 1e-6, contract("rms_norm"))
+    assert slopes.x.shape == (0, 32) and slopes.weight.tolist() == [0.0] * 32
+    assert qk_norm(heads, flat[:16], 1e-6, contract("qk_norm")).shape == (0, 2, 16)
+    slopes = qk_norm_backward(heads, heads, flat[:16], 1e-6, contract("qk_norm"))
+    assert slopes.x.shape == (0, 2, 16) and slopes.weight.tolist() == [0.0] * 16
+    assert rope(heads, none, table, contract("rope")).shape == (0, 2, 16)
+    rotated = qk_norm_rope(heads, flat[:16], none, table, 1e-6, contract("qk_norm"), contract("rope"))
+    assert rotated.shape == (0, 2, 16)
+    assert swiglu(x, x, contract("swiglu")).shape == (0, 32)
+    assert all(part.shape == (0, 32) for part in swiglu_backward(x, x, x, contract("swiglu")))
+    assert residual_add(x, x, contract("residual_add")).shape == (0, 32)
+    assert embedding(none.long(), torch.randn(5, 32), contract("embedding")).shape == (0, 32)
+    assert not embedding_backward(x, none.long(), 5, contract("embedding")).any()
+    cache = torch.zeros(2, 16, 2, 16)
+    write_cache(heads, heads, none.long(), cache, cache.clone(), contract("kv_cache"))
+    starts = torch.zeros(2, dtype=torch.int32)
+    for kv in (
+        Packed(heads, heads, starts),
+        Pages(cache, cache, torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)),
+    ):
+        found = attention(heads, starts, 0, kv, contract("attention"), save=isinstance(kv, Packed))
+        assert found.output.shape == (0, 2, 16)
+        if isinstance(kv, Packed):
+            gradients = attention_backward(heads, heads, starts, 0, kv, 0, found, contract("attention"))
+            assert all(part.shape == (0, 2, 16) for part in gradients)

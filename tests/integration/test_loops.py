@@ -86,6 +86,38 @@ def results(module: Any, operator: str, arguments: tuple[Any, ...], rules: Any) 
     return [part for part in parts if part is not None]
 
 
+@pytest.mark.parametrize("operator", list(cases(maker("float32", "normal"))))
+def test_no_rows_are_no_error(operator: str) -> None:
+    arguments, rules = cases(maker("bfloat16", "normal"))[operator], contract(operator, "bfloat16")
+    empty = [arguments[0][:0], *arguments[1:]]
+    if operator in ("swiglu", "attention"):
+        empty[1] = arguments[1][:0]
+    if operator == "rope":
+        empty[1] = ops.RopeTable(*(part[:0] for part in arguments[1]))
+    whole = results(loops, operator, arguments, rules)
+    for found, full in zip(results(loops, operator, tuple(empty), rules), whole, strict=True):
+        assert found.shape == (0, *full.shape[1:])
+
+
+@pytest.mark.parametrize("setting", [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 40, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("module", [loops, ops], ids=["loops", "reference"])
+def test_a_nan_anywhere_in_a_row_gives_a_nan_logprob(module: Any, setting: dict[str, Any]) -> None:
+    """Whatever the masks keep: a NaN is below every threshold, and a mask once made a finite row of such a row."""
+    names = ("processed_logits", "logsumexp", "logprob")
+    processed, lse, logprob = (contract(name, "float32") for name in names)
+    logits = maker("float32", "normal")(4, 301)
+    for column in (0, 5, 300):
+        for value in (np.nan, -np.nan):
+            spoilt = logits.copy()
+            spoilt[2, column] = value
+            scaled = module.processed_logits(spoilt, processed, 0.7, **setting)
+            sums = module.logsumexp(scaled, lse)
+            found = [module.logprob(scaled, np.full(4, target), sums, logprob) for target in (0, 7, 300)]
+            assert np.isnan(np.stack(found)[:, 2]).all(), "a corrupted row scored as a healthy one"
+            clean = module.processed_logits(logits, processed, 0.7, **setting)
+            assert np.array_equal(np.delete(scaled, 2, 0).view(np.uint32), np.delete(clean, 2, 0).view(np.uint32))
+
+
 def test_another_contract_goes_to_the_reference() -> None:
     x, weight = maker("bfloat16", "normal")(3, 64), maker("bfloat16", "normal", 1)(5, 64)
     rules = contract("linear", "bfloat16").replace({"order.k": "descending"})

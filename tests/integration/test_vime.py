@@ -112,6 +112,15 @@ def test_a_replayed_top_p_mask_gives_the_bits_of_top_p() -> None:
     assert not call.logits.grad[~mask].any() and call.logits.grad[mask].any()
 
 
+def test_no_mask_hides_a_nan() -> None:
+    call = cases.logits_call()
+    mask = torch.zeros(cases.TOKENS, cases.PADDED, dtype=torch.bool).index_fill(1, torch.tensor([3, 4]), True)
+    with torch.no_grad():
+        call.logits[2, 9] = torch.nan
+    found = run(replace(call, target_ids=torch.full((cases.TOKENS,), 3), log_prob_keep_mask=mask))["logp"]
+    assert torch.isnan(found[:, 0]).nonzero().tolist() == [[2]]
+
+
 @pytest.mark.parametrize("layout", ["zigzag", "allgather"])
 def test_rows_of_a_context_parallel_rank_have_the_bits_they_have_in_one_sequence(layout: str) -> None:
     """A row is computed from itself alone, in whatever order a rank holds rows."""

@@ -30,21 +30,20 @@ from diffcheck.capture.live import (
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
+from diffcheck.capture.switches import Switch
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any
 #: Release series of megatron-core whose module tree is known here; one release of each is tested.
 SUPPORTED = {"0.16": "0.16.1", "0.19": "0.19.2"}
-#: Engine-specific switches and their defaults.
+#: Engine-specific switches.
 EXTRA = {
-    # Megatron's make-vocab-size-divisible-by, a rank.
-    "vocab_multiple": 128,
-    # Sequences scored together, right-padded.
-    "micro_batch": 1,
-    # CPU threads a rank; 0: torch's own choice, divided among the ranks.
-    "threads": 0,
+    "vocab_multiple": Switch(int, 128, "make-vocab-size-divisible-by, a rank", least=1),
+    "micro_batch": Switch(int, 1, "sequences scored together, right-padded", least=1),
+    "threads": Switch(int, 0, "CPU threads a rank; 0: torch's own choice, divided among the ranks", least=0),
 }
 _NO_LOGSUMEXP = (
     "vocab_parallel_cross_entropy never forms it: it keeps the maximum and the logarithm of the shifted sum apart"

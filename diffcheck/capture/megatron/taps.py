@@ -12,7 +12,8 @@ from typing import Any
 
 from diffcheck.capture.live import CAUSAL, LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -25,22 +25,26 @@ from diffcheck.capture.live import (
     torch_dtype,
 )
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.capture.switches import Switch
 from diffcheck.capture.transformers.taps import TransformersTaps
+from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
 
 Tensor = Any
 #: Oldest release with the attention interface and argument names used here.
 OLDEST = (4, 56)
-#: Engine-specific switches and their defaults.
+#: Engine-specific switches.
 EXTRA = {
-    "attn_implementation": "eager",
-    # What turns processed logits into logprobs: torch.log_softmax, or the chosen logit minus torch.logsumexp.
-    "logprob": "log_softmax",
-    # CPU threads; 0: torch's own choice.
-    "threads": 0,
+    "attn_implementation": Switch(str, "eager", "attention of transformers", ("eager", "sdpa")),
+    "logprob": Switch(
+        str,
+        "log_softmax",
+        "torch.log_softmax, or the chosen logit minus torch.logsumexp",
+        ("log_softmax", "logsumexp"),
+    ),
+    "threads": Switch(int, 0, "CPU threads; 0: torch's own choice", least=0),
 }
-CHOICES = {"attn_implementation": ("eager", "sdpa"), "logprob": ("log_softmax", "logsumexp")}
 _NO_LOGSUMEXP = "torch.log_softmax computes it inside one kernel"
 
 
@@ -62,7 +66,7 @@ class Adapter:
         extra = check_extra(options, EXTRA)
         self.implementation = extra["attn_implementation"]
         self.logprob = extra["logprob"]
-        for name, choices in CHOICES.items():
+        for name, choices in ((n, s.choices) for n, s in EXTRA.items() if s.choices):
             if extra[name] not in choices:
                 raise InputError(
                     f"transformers: {name} {extra[name]!r} is not supported", f"choose one of {', '.join(choices)}"

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from diffcheck.capture.live import LiveInputs, Taps, observe
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

@@ -77,10 +77,11 @@ class Adapter:
         start = time.monotonic()
         requests: list[str] = []
         try:
-            self._rpc("rlk_begin", json.dumps(self.options.to_json()), plan.dumps(), mode)
+            shared = self._draws_in_chunks(plan)
+            self._rpc("rlk_begin", json.dumps(self.options.to_json()), plan.dumps(), mode, shared)
             # The prefix cache must not carry over from the last capture: bits do not depend on the run before.
             self._llm.llm_engine.reset_prefix_cache()
-            outputs = self._run(plan, requests, progress)
+            outputs = self._run(plan, requests, progress, shared)
             # After a fault in a hook the engine went on untouched, so its answers are not to be judged.
             self._rpc("rlk_check")
             samples = [_finished(plan, sample, out) for sample, out in zip(plan.samples, outputs, strict=True)]
@@ -132,7 +133,7 @@ class Adapter:
         if plan.temperature <= 0:
             raise InputError(f"temperature {plan.temperature} is not positive", "logprobs need T > 0")
         if plan.generate < 1 and any(not s.response_token_ids for s in plan.samples):
-            raise InputError("nothing to generate for a sample without a response", "ask for at least one token")
+            raise InputError("nothing to generate for a sample without a response", "give --generate 1 or more")
         if longest + plan.position_offset > self.config.max_position_embeddings or plan.position_offset < 0:
             raise InputError(
                 f"position offset {plan.position_offset} leaves the RoPE table of "
@@ -144,30 +145,27 @@ class Adapter:
             raise InputError(
                 "vllm: prompt logprobs ignore temperature, top_p and top_k", "use --phase decode, or T = 1 without them"
             )
-        self._check_seeded_chunks(plan)
         return self.extra["logprobs_mode"] or ("processed_logprobs" if shaped else "raw_logprobs")
 
-    def _check_seeded_chunks(self, plan: CapturePlan) -> None:
-        """vLLM on a CPU fails when a request with a seed of its own is prefilled in chunks."""
-        drawn = [s for s in plan.samples if not s.response_token_ids]
-        if self.options.device != "cpu" or not drawn:
-            return
+    def _draws_in_chunks(self, plan: CapturePlan) -> bool:
+        """Whether requests are drawn while prompts may be prefilled in chunks, where vLLM on a CPU fails on a request
+        with a seed of its own: it winds the generator back, which a CPU's cannot do.
+        """
+        if self.options.device != "cpu" or all(s.response_token_ids for s in plan.samples):
+            return False
         budget = self._llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
         lengths = sorted(len(s.token_ids) + (0 if s.response_token_ids else plan.generate) for s in plan.samples)
-        if sum(lengths[-self.options.max_sequences :]) > budget:
-            raise InputError(
-                f"vllm on a CPU cannot draw tokens while prompts are prefilled in chunks of {budget}",
-                "raise max_num_batched_tokens, or give the samples their responses",
-            )
+        at_once = self.extra["max_num_seqs"] or self.options.max_sequences
+        return bool(sum(lengths[-at_once:]) > budget)
 
-    def _run(self, plan: CapturePlan, requests: list[str], progress: Progress) -> list[Any]:
+    def _run(self, plan: CapturePlan, requests: list[str], progress: Progress, shared: bool) -> list[Any]:
         """Drive all samples through the engine's scheduler; its outputs in sample order."""
         engine = self._llm.llm_engine
         self._runs += 1
         names = [f"rlk-{self._runs}-{i}" for i in range(len(plan.samples))]
         for i, (name, sample) in enumerate(zip(names, plan.samples, strict=True)):
             tokens = sample.token_ids if plan.phase == "prefill" else sample.prompt_token_ids
-            engine.add_request(name, {"prompt_token_ids": list(tokens)}, _sampling_params(plan, i, sample))
+            engine.add_request(name, {"prompt_token_ids": list(tokens)}, _sampling_params(plan, i, sample, shared))
             requests.append(name)
         done: dict[str, Any] = {}
         what = f"vllm: {plan.phase}"
@@ -201,7 +199,12 @@ def _torch_dtype(name: str) -> Any:
     return getattr(torch, name)
 
 
-def _sampling_params(plan: CapturePlan, number: int, sample: Sample) -> Any:
+def _sampling_params(plan: CapturePlan, number: int, sample: Sample, shared: bool) -> Any:
+    """Parameters of one request.
+
+    Args:
+        shared: whether all draws come from the worker's own generator, seeded when the capture begins.
+    """
     from vllm import SamplingParams
 
     common: dict[str, Any] = {"detokenize": False, "ignore_eos": True, "extra_args": {SAMPLE: number}}
@@ -210,7 +213,7 @@ def _sampling_params(plan: CapturePlan, number: int, sample: Sample) -> Any:
     drawn: dict[str, Any] = {"max_tokens": len(sample.response_token_ids)}
     if not sample.response_token_ids:
         # A seed of its own makes a request's draws independent of what else is in flight.
-        drawn = {"max_tokens": plan.generate, "seed": plan.seed + number}
+        drawn = {"max_tokens": plan.generate, "seed": None if shared else plan.seed + number}
     shape = {"temperature": plan.temperature, "top_p": plan.top_p, "top_k": plan.top_k}
     return SamplingParams(logprobs=0, **shape, **drawn, **common)
 

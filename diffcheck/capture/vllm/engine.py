@@ -10,35 +10,45 @@ from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.plan import EngineOptions
+from diffcheck.capture.switches import Switch
 from reference.models.config import ModelConfig
 
 #: Release series of vLLM whose module tree and runner are known here; the named release of each is tested.
 SUPPORTED = {"0.22": "0.22.1", "0.32": "0.32.0"}
-#: Engine-specific switches and their defaults; None leaves the choice to vLLM.
-EXTRA: dict[str, Any] = {
-    "block_size": None,
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+#: Engine-specific switches; a default of None leaves the choice to vLLM.
+EXTRA: dict[str, Switch] = {
+    "block_size": Switch(int, None, "tokens a block of the KV cache holds", least=1),
     # Off, so that every position is computed and can be observed in every sample.
-    "enable_prefix_caching": False,
-    # Smaller than the prompts makes chunked prefill.
-    "max_num_batched_tokens": None,
-    # Fewer blocks than the samples need makes preemption.
-    "num_gpu_blocks_override": None,
-    "attention_backend": None,
-    # Share of a GPU's memory; by default what weights and samples need, so that two engines fit on one.
-    "gpu_memory_utilization": None,
-    # List for vLLM's compilation_config, e.g. ["none"]: PyTorch operators in place of its own kernels.
-    "custom_ops": None,
-    # On a GPU: compile, and replay CUDA graphs of whole decodes and of pieces of everything else. Captures that observe
-    # more than logprobs then run the same model eagerly.
-    "graphs": False,
-    # "raw_logprobs" or "processed_logprobs"; by default processed ones where the plan shapes the distribution.
-    "logprobs_mode": None,
+    "enable_prefix_caching": Switch(bool, False, "take keys and values of known prefixes from the cache"),
+    "max_num_batched_tokens": Switch(
+        int, None, "tokens a step computes; fewer than a prompt has makes chunked prefill", least=1
+    ),
+    "max_num_seqs": Switch(int, None, "requests in flight; by default 8, or as many as samples up to 64", least=1),
+    "enable_chunked_prefill": Switch(bool, None, "whether a prompt may be computed in several steps"),
+    "num_gpu_blocks_override": Switch(
+        int, None, "blocks of the KV cache; fewer than the samples need makes preemption", least=1
+    ),
+    "attention_backend": Switch(str, None, "vLLM's name of an attention backend, e.g. CPU_ATTN, FLASH_ATTN"),
+    "gpu_memory_utilization": Switch(
+        float, None, "share of a GPU's memory; by default what weights and samples need, so that two engines fit on one"
+    ),
+    "custom_ops": Switch(list, None, 'operators of compilation_config, e.g. "none" for PyTorch\'s in place of its own'),
+    "graphs": Switch(
+        bool,
+        False,
+        "on a GPU: compile, and replay CUDA graphs of whole decodes and of pieces of everything else; captures that "
+        "observe more than logprobs then run the same model eagerly",
+    ),
+    "graph_sizes": Switch(list, None, "numbers of tokens to capture graphs for; fewer start faster, and pad more"),
+    "logprobs_mode": Switch(
+        str, None, "logprobs of the model's distribution, or after temperature, top-k and top-p", LOGPROBS_MODES
+    ),
 }
 #: Switches that vLLM takes inside a larger configuration, or not at all.
-_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "graphs")
+_NOT_ARGUMENTS = ("attention_backend", "custom_ops", "max_num_seqs", "graphs", "graph_sizes")
 #: What a run with graphs asks of vLLM.
 GRAPHS = "FULL_AND_PIECEWISE"
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
 def check_version() -> str:
@@ -128,6 +138,8 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
         compilation["custom_ops"] = list(extra["custom_ops"])
     if extra["graphs"]:
         compilation["cudagraph_mode"] = GRAPHS
+        if extra["graph_sizes"]:
+            compilation["cudagraph_capture_sizes"] = [int(size) for size in extra["graph_sizes"]]
     if compilation:
         chosen["compilation_config"] = compilation
     try:
@@ -136,7 +148,7 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
             dtype=options.dtype,
             tensor_parallel_size=options.tensor_parallel,
             max_model_len=max_length,
-            max_num_seqs=options.max_sequences,
+            max_num_seqs=extra["max_num_seqs"] or options.max_sequences,
             seed=0,
             enforce_eager=not extra["graphs"],
             skip_tokenizer_init=True,
@@ -177,7 +189,7 @@ def engine_error(what: str, error: Exception) -> EngineError:
     lines = [line for line in text.strip().splitlines() if line.strip()] or [type(error).__name__]
     lower = text.lower()
     if "kv cache" in lower or "memory" in lower or isinstance(error, MemoryError):
-        remedy = "free memory, use a smaller max_length or --tp, or set VLLM_CPU_KVCACHE_SPACE (GiB, CPU only)"
+        remedy = "free memory, use shorter samples or another --tp, or set VLLM_CPU_KVCACHE_SPACE (GiB, CPU only)"
     elif "in use" in lower:
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
     else:

@@ -7,8 +7,8 @@ from typing import Any
 
 from diffcheck.base.errors import EngineError
 from diffcheck.capture.live import Taps
-from diffcheck.capture.recorder import Rows
 from diffcheck.capture.vllm.taps import Live
+from diffcheck.rows import Rows
 
 Tensor = Any
 

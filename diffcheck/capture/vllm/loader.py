@@ -54,6 +54,15 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
         model.load_weights = _digesting(model, model.load_weights, model_config.dtype)
 
 
+def live_digests(model: Any, config: ModelConfig) -> dict[str, str]:
+    """HF name -> digest of the weights that a live model holds: read now where they can be read, as on a GPU; else as
+    they were noted when they were packed. All ranks must ask alike.
+    """
+    if model.model.layers[0].self_attn.qkv_proj.weight.numel():
+        setattr(model, DIGESTS, {name: weight_digest(t) for name, t in hf_weights(model, config, gather_ranks)})
+    return dict(getattr(model, DIGESTS))
+
+
 def _digesting(model: Any, load: Callable[[Any], Any], dtype: Any) -> Callable[[Any], Any]:
     """``load`` of a live model, which keeps the digests of what is loaded true.
 

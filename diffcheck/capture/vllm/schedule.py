@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.recorder import IntArray, Rows
+from diffcheck.rows import IntArray, Rows
 
 Mask = npt.NDArray[np.bool_]
 #: Key of a request's `SamplingParams.extra_args` that carries its sample number to the workers.

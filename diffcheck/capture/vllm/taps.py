@@ -13,9 +13,10 @@ from typing import Any
 from diffcheck.base.errors import EngineError
 from diffcheck.capture.live import LiveInputs, Taps
 from diffcheck.capture.plan import CapturePlan
-from diffcheck.capture.recorder import Recorder, Rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.vllm.cache import CacheLayout, Store, learn_layout
 from diffcheck.capture.vllm.schedule import Schedule, Step
+from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
 Tensor = Any

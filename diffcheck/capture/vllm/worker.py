@@ -20,23 +20,27 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import Recorder, expected_rows
+from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import strict_path
 from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
-from diffcheck.capture.vllm.loader import DIGESTS, gather_ranks
+from diffcheck.capture.vllm.loader import gather_ranks, live_digests
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
+from diffcheck.rows import expected_rows
 from reference.models.config import ModelConfig
 
 
 class Capture:
     """One plan in one worker, from the first hook to the trace."""
 
-    def __init__(self, worker: Any, options: EngineOptions, plan: CapturePlan, logprobs_mode: str) -> None:
+    def __init__(
+        self, worker: Any, options: EngineOptions, plan: CapturePlan, logprobs_mode: str, shared: bool = False
+    ) -> None:
         runner = worker.model_runner
         self._worker, self._runner, self._options = worker, runner, options
         self._logprobs_mode = logprobs_mode
+        self._shared = shared
         self._model = runner.get_model()
         config = ModelConfig.from_dict(runner.model_config.hf_config.to_dict(), live=True)
         ranks = options.tensor_parallel
@@ -121,7 +125,7 @@ class Capture:
         nobody can read, was last given.
         """
         if self._strict is None:
-            return dict(getattr(self._model, DIGESTS))
+            return live_digests(self._model, self._live.config)
         digests: dict[str, str] = self._strict.weight_digests(self._worker, self._live.config)
         return digests
 
@@ -145,7 +149,8 @@ class Capture:
         record.kv = KvMapping("paged", live.schedule.block_size, live.slots.lists(samples))
         record.top_p, record.top_k = plan.top_p, plan.top_k
         if any(not s.response_token_ids for s in plan.samples):
-            record.random_state = {"seed": plan.seed, "stream": "vLLM generator per request, seeded seed + sample"}
+            own = "vLLM generator per request, seeded seed + sample"
+            record.random_state = {"seed": plan.seed, "stream": "the worker's generator" if self._shared else own}
         return record
 
 
@@ -170,15 +175,20 @@ class WorkerExtension:
 
     _rlk_capture: Capture | None
 
-    def rlk_begin(self, options: str, plan: str, logprobs_mode: str) -> dict[str, Any]:
-        """Put the hooks of a plan (JSON texts) on."""
+    def rlk_begin(self, options: str, plan: str, logprobs_mode: str, shared: bool = False) -> dict[str, Any]:
+        """Put the hooks of a plan (JSON texts) on; seed the worker where requests have no seed of their own."""
 
         def begin() -> dict[str, Any]:
+            if shared:
+                import torch
+
+                torch.manual_seed(json.loads(plan)["seed"])
             self._rlk_capture = Capture(
                 self,
                 EngineOptions.from_json(json.loads(options)),
                 CapturePlan.from_json(json.loads(plan)),
                 logprobs_mode,
+                shared,
             )
             return {}
 

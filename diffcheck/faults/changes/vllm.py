@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from diffcheck.capture.live import Taps
-from diffcheck.capture.recorder import IntArray
 from diffcheck.capture.vllm.schedule import SAMPLE
 from diffcheck.faults.changes.live import Live
 from diffcheck.faults.changes.positions import zigzag_positions
+from diffcheck.rows import IntArray
 
 Tensor = Any
 

@@ -28,6 +28,8 @@ from reference.operators import (
     row_linear_merge,
     to_cache,
 )
+from reference.operators.attention import AttentionResult
+from reference.operators.attention import attention_result as reference_result
 from reference.operators.kv_cache import KeyValues
 from reference.operators.linear import finish
 from reference.operators.logsumexp import row_maximum, segment_sum, shifted_logits
@@ -36,6 +38,7 @@ from reference.primitives import PRIMITIVES
 __all__ = [
     "LogsumexpResult",
     "attention",
+    "attention_result",
     "embedding",
     "gather_blocks",
     "linear",
@@ -107,8 +110,12 @@ def row_linear_partial(x: Float32Array, weight: Float32Array, contract: Any, ran
 
 
 def _chains(x: Float32Array, weight: Float32Array, segments: int) -> Float32Array:
-    out = np.empty((segments, x.shape[0], weight.shape[0]), np.float32)
-    compiled.chains(np.ascontiguousarray(x), np.ascontiguousarray(weight.T), out)
+    out = np.zeros((segments, x.shape[0], weight.shape[0]), np.float32)
+    rows, columns = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
+    width = x.shape[1] // segments
+    for segment in range(segments):
+        here = slice(segment * width, (segment + 1) * width)
+        compiled.chain_on(rows[here], columns[here], out[segment])
     return out
 
 
@@ -116,14 +123,24 @@ def attention(
     q: Float32Array, positions: NDArray[np.int64], kv: KeyValues, contract: Any, *, scale: float | None = None
 ) -> Float32Array:
     """As `reference.operators.attention`."""
-    if not _follows(contract):
+    if not _follows(contract) or not len(q):
         return ops.attention(q, positions, kv, contract, scale=scale)
+    return attention_result(q, positions, kv, contract, scale=scale).output
+
+
+def attention_result(
+    q: Float32Array, positions: NDArray[np.int64], kv: KeyValues, contract: Any, *, scale: float | None = None
+) -> AttentionResult:
+    """As `reference.operators.attention.attention_result`."""
+    if not _follows(contract):
+        return reference_result(q, positions, kv, contract, scale=scale)
     keys, values = (np.ascontiguousarray(part) for part in kv.read(0, int(positions.max()) + 1))
     out = np.empty(q.shape, np.float32)
     factor = np.float32((1.0 / math.sqrt(q.shape[2]) if scale is None else scale) * LOG2E)
     narrow = contract.rounding.probabilities == "bfloat16"
-    compiled.attend(np.ascontiguousarray(q), positions, keys, values, factor, narrow, out)
-    return _narrow(out, contract)
+    statistics = np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
+    compiled.attend(np.ascontiguousarray(q), positions, keys, values, factor, narrow, out, *statistics)
+    return AttentionResult(_narrow(out, contract), *statistics)
 
 
 def gather_blocks(

@@ -77,21 +77,65 @@ def fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
     return types.float32(types.float32, types.float32, types.float32), generate
 
 
-@_compile
-def chains(x: Float32Array, weight: Float32Array, out: Float32Array) -> None:
-    """Products in segments of K, one FMA per k, ascending, each segment from zero.
+@intrinsic  # type: ignore[untyped-decorator]
+def as_float(_context: Any, pattern: Any) -> Any:
+    """The float32 with an int32 bit pattern."""
 
-    x [M, K], weight [K, N], out [segments, M, N]; the segments are equal.
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.float32(types.int32), generate
+
+
+#: Elements of K and of N that stay in the cache while all rows go over them.
+CHAIN_K, CHAIN_N = 256, 512
+
+
+@_compile
+def chain_on(a: Float32Array, b: Float32Array, out: Float32Array) -> None:
+    """out += a^T b: every element's chain goes on, one FMA per k, ascending; a [K, M], b [K, N], out [M, N].
+
+    Blocks only change when a step of a chain is made. Two rows take four steps at a time, so that most operands come
+    from registers.
     """
-    width = x.shape[1] // out.shape[0]
-    for segment in range(out.shape[0]):
-        for m in range(x.shape[0]):
-            row = out[segment, m]
-            row[:] = ZERO
-            for k in range(segment * width, (segment + 1) * width):
-                a, column = x[m, k], weight[k]
-                for n in range(row.shape[0]):
-                    row[n] = fma(a, column[n], row[n])
+    size, rows = a.shape
+    columns = b.shape[1]
+    for k0 in range(0, size, CHAIN_K):
+        k1 = min(k0 + CHAIN_K, size)
+        for n0 in range(0, columns, CHAIN_N):
+            n1 = min(n0 + CHAIN_N, columns)
+            for m in range(0, rows - 1, 2):
+                above, below = out[m, n0:n1], out[m + 1, n0:n1]
+                k = k0
+                while k + 4 <= k1:
+                    b0, b1, b2, b3 = b[k, n0:n1], b[k + 1, n0:n1], b[k + 2, n0:n1], b[k + 3, n0:n1]
+                    p0, p1, p2, p3 = a[k, m], a[k + 1, m], a[k + 2, m], a[k + 3, m]
+                    q0, q1, q2, q3 = a[k, m + 1], a[k + 1, m + 1], a[k + 2, m + 1], a[k + 3, m + 1]
+                    for n in range(n1 - n0):
+                        w0, w1, w2, w3 = b0[n], b1[n], b2[n], b3[n]
+                        above[n] = fma(p3, w3, fma(p2, w2, fma(p1, w1, fma(p0, w0, above[n]))))
+                        below[n] = fma(q3, w3, fma(q2, w2, fma(q1, w1, fma(q0, w0, below[n]))))
+                    k += 4
+                while k < k1:
+                    b0, p0, q0 = b[k, n0:n1], a[k, m], a[k, m + 1]
+                    for n in range(n1 - n0):
+                        above[n] = fma(p0, b0[n], above[n])
+                        below[n] = fma(q0, b0[n], below[n])
+                    k += 1
+            if rows % 2:
+                above = out[rows - 1, n0:n1]
+                k = k0
+                while k + 4 <= k1:
+                    b0, b1, b2, b3 = b[k, n0:n1], b[k + 1, n0:n1], b[k + 2, n0:n1], b[k + 3, n0:n1]
+                    p0, p1, p2, p3 = a[k, rows - 1], a[k + 1, rows - 1], a[k + 2, rows - 1], a[k + 3, rows - 1]
+                    for n in range(n1 - n0):
+                        above[n] = fma(p3, b3[n], fma(p2, b2[n], fma(p1, b1[n], fma(p0, b0[n], above[n]))))
+                    k += 4
+                while k < k1:
+                    b0, p0 = b[k, n0:n1], a[k, rows - 1]
+                    for n in range(n1 - n0):
+                        above[n] = fma(p0, b0[n], above[n])
+                    k += 1
 
 
 @_compile
@@ -180,10 +224,13 @@ def attend(
     scale: Any,
     narrow: bool,
     out: Float32Array,
+    maxima: Float32Array,
+    totals: Float32Array,
 ) -> None:
     """Causal attention of one sequence: q [tokens, heads, d], keys and values [length, KV heads, d], out like q.
 
     ``scale`` is fp32(log2(e) / sqrt(d)); ``narrow`` rounds probabilities to bfloat16. The output is not rounded.
+    ``maxima`` and ``totals`` [tokens, heads]: largest scaled score and row sum.
     """
     tokens, heads, dim = q.shape
     group = heads // keys.shape[1]
@@ -230,6 +277,7 @@ def attend(
                     value, weight = values[start + j, g], rounded[j]
                     for d in range(dim):
                         acc[d] = fma(weight, value[d], acc[d])
+            maxima[t, h], totals[t, h] = maximum, total
             for d in range(dim):
                 acc[d] = acc[d] / total + ZERO
 

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import check_writable
 from integration.grpo.report import coverage
@@ -29,7 +30,7 @@ def report(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
 ) -> None:
     """Summarise a finished run: DIR/report.html, DIR/figures, and what was compared."""
-    raise typer.Exit(write(folder, against, html, tensorboard, Console()))
+    raise typer.Exit(write(folder, against, html, tensorboard, Terminal()))
 
 
 def write(folder: Path, against: Path | None, html: Path | None, tensorboard: bool, console: Console) -> ExitCode:
@@ -93,7 +94,7 @@ def _print_arm(arm: Run, console: Console, main: bool) -> None:
     console.print(
         Panel(
             Text(f"{coverage.headline(arm)}\n{rewards}"),
-            title=f"[bold {style}]{arm.mode.upper()}",
+            title=Text(arm.mode.upper(), style=f"bold {style}"),
             title_align="left",
             border_style=style,
         )

@@ -23,12 +23,16 @@ _PROMPTS = (
 
 
 class Task:
-    """See the module; for models with a tokenizer, such as smollm2-135m."""
+    """See the module; for models with a tokenizer, such as smollm2-135m.
 
-    def __init__(self, folder: Path, config: ModelConfig, seed: int) -> None:
+    Args:
+        preamble: what every prompt begins with: a prefix that they share.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig, seed: int, preamble: str = "") -> None:
         self._tokenizer, self._seed = FolderTokenizer(folder), seed
         self.stop_token_ids = self._tokenizer.end_tokens()
-        self._asked = [(letter, text.format(letter)) for text in _PROMPTS for letter in LETTERS]
+        self._asked = [(letter, preamble + text.format(letter)) for text in _PROMPTS for letter in LETTERS]
         self._tokens = [self._tokenizer.encode(text) for _, text in self._asked]
         self._letter = {tokens: letter for tokens, (letter, _) in zip(self._tokens, self._asked, strict=True)}
         self.longest_prompt = max(map(len, self._tokens))

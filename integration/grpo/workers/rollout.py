@@ -19,6 +19,8 @@ from integration.vllm.in_place import InPlaceSync
 from integration.vllm.sync import WeightSync, WeightSyncError
 
 T = TypeVar("T")
+#: Tokens of a forward that graphs are captured for: a third of vLLM's own list, because a run starts more than once.
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 class Rollout:
@@ -47,6 +49,7 @@ class Rollout:
         self._sync: WeightSync | InPlaceSync = self._files
         self._rpc(following.follow)
         self._total: Counter[str] = Counter()
+        self._wrapped: Counter[str] = Counter()
         self._operators: dict[str, dict[str, Any]] = {}
         self._strict: dict[str, Any] = {}
 
@@ -108,7 +111,7 @@ class Rollout:
             "engine": f"vLLM {self._adapter.version}",
             "forwards": self._total["forwards"],
             "scheduler": {name: count for name, count in self._total.items() if not name.startswith("graph_")},
-            "graphs": graphs_run(self._total),
+            "graphs": {"modes": graphs_run(self._total), "wrapped": dict(self._wrapped)},
             "weights": "in place, out of shared memory" if self._sync is self._memory else "reloaded from a file",
             "kv_paging": self._kv_paging(),
             "operators": self._operators,
@@ -145,6 +148,9 @@ class Rollout:
         most = max(self._total["requests_at_once"], scheduler.pop("requests_at_once"))
         self._total.update(scheduler)
         self._total["requests_at_once"] = most
+        # As the wrappers of vLLM's graphs say it; replays since this rollout began, captures since the start.
+        for name, count in facts.pop("graphs", {}).items():
+            self._wrapped[name] = count + (self._wrapped[name] if name.startswith("replayed") else 0)
         for name, entry in facts.pop("operators", {}).items():
             total = self._operators.setdefault(name, {**entry, "calls": 0})
             total["calls"] += entry["calls"]
@@ -176,6 +182,7 @@ def _switches(config: GrpoConfig, max_length: int) -> dict[str, Any]:
         "num_gpu_blocks_override": config.cache_blocks or None,
         "gpu_memory_utilization": config.gpu_memory or None,
         "graphs": config.engine == "gpu" and not config.eager,
+        "graph_sizes": [size for size in _SIZES if size <= 2 * config.max_sequences],
     }
 
 

@@ -17,7 +17,7 @@ from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main, quiet
-from integration.grpo.workers.objective import objective
+from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
 from integration.grpo.workers.weights import joint_digest, write_weights
@@ -99,14 +99,15 @@ class Trainer:
             EngineError: the gradient is not finite. That step was not made.
         """
         samples = [TokenSequence.from_json(data) for data in sequences]
-        total = sum(len(sample.response) for sample in samples)
+        lengths = [len(sample.response) for sample in samples]
+        total, weighting = sum(lengths), token_weights(lengths, self._config.loss_level, self._config.max_tokens)
         clipped, kl, loss, norm = 0, 0.0, 0.0, 0.0
         for _ in range(self._config.epochs):
             self._optimizer.clear()
             loss = 0.0
             with self._counted():
                 for batch in batches(len(samples), self._config.micro_batch):
-                    part = self._objective([samples[i] for i in batch], batch, advantages, old, reference, total)
+                    part = self._objective([samples[i] for i in batch], batch, advantages, old, reference, weighting)
                     part.loss.backward()
                     self._optimizer.accumulate()
                     loss, clipped, kl = loss + float(part.loss.detach()), clipped + part.clipped, kl + part.kl
@@ -251,20 +252,26 @@ class Trainer:
         advantages: list[float],
         old: list[list[float]],
         reference: list[list[float]] | None,
-        total: int,
+        weighting: tuple[list[float], float],
     ) -> Any:
         import torch
 
         def tokens(values: list[list[float]]) -> Tensor:
             return torch.tensor([x for i in batch for x in values[i]], dtype=torch.float32, device=self._device)
 
-        each = [[advantages[i]] * len(sample.response) for i, sample in zip(batch, samples, strict=True)]
+        def each(values: list[float]) -> Tensor:
+            rows = [[values[i]] * len(sample.response) for i, sample in zip(batch, samples, strict=True)]
+            return torch.tensor([x for row in rows for x in row], dtype=torch.float32, device=self._device)
+
+        weights, count = weighting
         return objective(
             torch.cat(self._logprobs(samples)),
             tokens(old),
-            torch.tensor([x for row in each for x in row], dtype=torch.float32, device=self._device),
-            tokens=total,
+            each(advantages),
+            weight=each(weights),
+            count=count,
             clip=self._config.clip,
+            clip_high=self._config.clip_high or self._config.clip,
             reference=None if reference is None else tokens(reference),
             kl_coef=self._config.kl_coef,
         )

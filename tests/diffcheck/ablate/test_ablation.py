@@ -155,8 +155,8 @@ def test_values_that_the_other_side_cannot_hold_are_aligned_behind(bench: Bench,
 
 def test_what_was_not_observed_is_no_one_to_blame(bench: Bench) -> None:
     """With the layer hidden, the cause is said to lie in it, and no boundary of it is named."""
-    honest = bench.side("rollout", layers=(5, 6))
-    faulty = bench.side("train", "layers.*.mlp.act: rounding.silu=bfloat16", layers=(5, 6))
+    honest = bench.side("rollout", layers=(0, 0))
+    faulty = bench.side("train", "layers.*.mlp.act: rounding.silu=bfloat16", layers=(0, 0))
     answer = bench.ablate(faulty, honest)
     (unit,) = answer.units
     assert unit.boundaries == ["norm"] and "layers.0.mlp.act" in unit.interval and len(unit.interval) > 10

@@ -406,10 +406,18 @@ def test_a_plan_it_cannot_run_is_refused_and_the_engine_lives_on(
 
 
 @on_cpu
-def test_drawing_in_chunks_is_refused_on_a_cpu(crowded: Engine, tmp_path: Path) -> None:
+def test_tokens_are_drawn_while_prompts_are_prefilled_in_chunks(crowded: Engine, tmp_path: Path) -> None:
+    """From one generator, seeded anew: a capture draws what it drew before, and other tokens of another seed."""
     samples = tuple(replace(s, response_token_ids=()) for s in batch())
-    with pytest.raises(RlkError, match="cannot draw tokens while prompts are prefilled in chunks of 24"):
-        crowded.session.capture(plan_for(CONFIG, tmp_path / "trace", samples=samples, phase="decode"))
+    plan = plan_for(crowded.config, tmp_path / "a", samples=samples, phase="decode", generate=6, level="digest")
+    drawn = [
+        crowded.session.capture(replace(plan, out=tmp_path / name, seed=seed)).samples
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    ]
+    header = Trace(tmp_path / "a").header
+    assert header.evidence["scheduler"]["prefill_chunks"] > 0
+    assert header.object.random_state == {"seed": 3, "stream": "the worker's generator"}
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize(

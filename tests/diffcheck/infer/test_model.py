@@ -41,7 +41,7 @@ def test_a_built_in_model_is_found_by_its_weights(tmp_path: Path) -> None:
             Adapter(EngineOptions("reference", folder), lambda *_: None).capture(plan, lambda *_: None).trace
         )
         assert find_model(traced.header, None) == folder
-        assert find_model(traced.header, "tiny-qwen3") == folder, "a default that is not it is passed over"
+        assert find_model(traced.header, None, hint="tiny-qwen3") == folder, "a default that is not it is passed over"
 
 
 def test_a_named_folder_and_the_cache_of_the_hub_are_looked_at(lab: Laboratory, trace: Trace, no_hub: Path) -> None:

@@ -17,10 +17,10 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.recorder import expected_rows
 from diffcheck.capture.session import EngineSession
 from diffcheck.localize import localize
 from diffcheck.localize.verdict import Verdict
+from diffcheck.rows import expected_rows
 from diffcheck.runs import RunSettings, run_localize
 from diffcheck.trace.reader import Trace
 from tests.diffcheck.cli.test_cli import rlk

@@ -178,6 +178,20 @@ def test_an_aborted_sample_leaves_its_step_or_comes_back(path: Path) -> None:
             buffer.consume(2)
 
 
+def test_steps_are_updated_one_after_another(path: Path) -> None:
+    """Step 2 is scored with the weights that step 1 has yet to leave: the trainer would apply them in another order."""
+    with cases.new(path) as buffer:
+        for step in (1, 2):
+            cases.roll_out(buffer, step, version=0)
+            buffer.rewarded({sample.id: 1.0 for sample in buffer.samples(step)})
+            buffer.scored([cases.scored(sample) for sample in buffer.samples(step)], 0)
+        with pytest.raises(DataBufferError, match="step 2 cannot be updated: step 1 is scored"):
+            buffer.consume(2)
+        assert states(buffer, 2) == {"scored"}
+        buffer.consume(1)
+        assert len(buffer.consume(2)) == len(buffer.samples(2))
+
+
 def test_rewinding_and_running_again_gives_the_same_bits(path: Path, tmp_path: Path) -> None:
     with cases.new(path) as buffer, cases.new(tmp_path / "other.sqlite") as straight:
         cases.run(straight, 1, 6)

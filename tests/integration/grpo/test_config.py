@@ -66,6 +66,7 @@ def test_only_fields_that_decide_no_bit_may_change_in_a_continued_run() -> None:
     other = {"bool": True, "int": 2, "float": 0.5, "str": "jsonl", "dict": {"filler": 2}}
     special = {"mode": "native", "engine": "cpu", "dtype": "float32", "staleness": 1, "transport": "file"}
     before = GrpoConfig(kl_coef=0.0, engine="gpu")
+    special |= {"scale_rewards": False, "ddof": 1, "loss_level": "sequence"}
     for field in fields(GrpoConfig):
         value = special.get(field.name, other[str(field.type).partition("[")[0]])
         value = value if value != getattr(before, field.name) else 3

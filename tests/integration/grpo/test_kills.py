@@ -48,7 +48,7 @@ def test_killed_runs_give_the_steps_of_an_undisturbed_one(variant: str, tmp_path
     driver, struck = None, []
     for number, victim in enumerate(victims):
         if driver is None or driver.poll() is not None:
-            driver = start(command(hunted, *(["--resume"] if hunted.exists() else []), config=config))
+            driver = start(command(hunted, *(["--resume"] if (hunted / "config.json").exists() else []), config=config))
         # After so many steps, or in the middle of a start.
         target = min(steps - 1, round((number + 1) * steps / (len(victims) + 1)))
         running = driver

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from diffcheck.base.errors import EngineError, ExitCode, InputError, RlkError
-from integration.grpo.buffer import Buffer
+from integration.grpo.buffer import Buffer, sample_id
+from integration.grpo.buffer.records import Sample
 from integration.grpo.config import GrpoConfig
-from integration.grpo.loop import Run
+from integration.grpo.loop import Run, check_scores
 from integration.grpo.report.command import write
 from integration.grpo.workers.engines import Role
 from tests.integration.grpo.conftest import SharedEngines
@@ -150,6 +153,20 @@ def test_a_spoilt_rollout_is_refused_and_the_run_goes_on_without_a_trace_of_it(
     assert not (tmp_path / "run" / "steps.jsonl").read_text()
     Run(one, tmp_path / "run", engines.open, resume=True).run()
     assert records(tmp_path / "run") == records(strict)[:1]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_recomputed_logprob_that_is_no_number_is_named(value: float) -> None:
+    prompt, seed = np.array([5, 6], np.int32), 1
+    samples = [
+        Sample(sample_id(1, p, 0), 1, p, 0, "rewarded", 0, prompt, prompt, None, None, 1.0, None, "length", seed)
+        for p in range(2)
+    ]
+    check_scores(samples, [[-1.0, 0.0], [-2.0, -3.0]], "trainer")
+    with pytest.raises(
+        EngineError, match=f"sample s000001-p01-g0: the trainer's logprob of response token 1 is {value}"
+    ):
+        check_scores(samples, [[-1.0, 0.0], [-2.0, value]], "trainer")
 
 
 @pytest.mark.exhaustive

@@ -138,6 +138,22 @@ def test_gradients_are_summed_in_float32_and_the_norm_counts_shared_ones_once() 
     assert own.step() == pytest.approx((2 * 2 * square + square) ** 0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.5, 1e9])
+def test_a_long_gradient_is_scaled_down_to_the_limit(limit: float) -> None:
+    """The first moment is (1 - beta1) of what the optimizer was given: AdamW's own step hides the scale."""
+    parameters = fresh()
+    own = optimizer(parameters, max_grad_norm=limit)
+    for parameter in parameters.values():
+        parameter.grad = torch.full(parameter.shape, 0.25).bfloat16()
+    own.accumulate()
+    norm = own.step()
+    scale = limit / norm if limit == 0.5 else 1.0
+    assert norm > 1
+    for name in parameters:
+        moment = own.state()[f"exp_avg.{name}"]
+        assert torch.allclose(moment, torch.full_like(moment, 0.25 * 0.1 * scale), rtol=1e-5, atol=0)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     parameters = fresh()
     own = optimizer(parameters)

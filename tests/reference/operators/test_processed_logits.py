@@ -56,6 +56,36 @@ def test_the_most_probable_token_always_stays() -> None:
     assert kept([0, 10, 0], top_p=1e-6) == [1]
 
 
+@pytest.mark.parametrize("ties", ["keep", "lowest_index"])
+@pytest.mark.parametrize("top_p", ["ascending", "descending"])
+@pytest.mark.parametrize("filters", ["top_k_top_p", "top_p_top_k"])
+def test_no_mask_hides_a_nan(filters: str, top_p: str, ties: str) -> None:
+    """Each alone and both, the NaN in every place; the other rows are masked as ever."""
+    changes = {"order.filters": filters, "order.top_p": top_p, "domain.top_k_ties": ties}
+    contract = CONTRACT.replace(changes)
+    for settings in ({"top_k": 1}, {"top_p": 0.3}, {"top_k": 2, "top_p": 0.3}):
+        masked = processed_logits(LOGITS, contract, 0.5, **settings)  # type: ignore[arg-type]
+        for column in range(0, 50, 7):
+            spoilt = LOGITS.copy()
+            spoilt[1, column] = np.nan
+            got = processed_logits(spoilt, contract, 0.5, **settings)  # type: ignore[arg-type]
+            assert_same_bits(got[1], spoilt[1] / np.float32(0.5))
+            assert_same_bits(np.delete(got, 1, 0), np.delete(masked, 1, 0))
+
+
+def test_a_nan_that_the_scaling_makes_counts_too() -> None:
+    """fp32(1 / temperature) overflows: infinity times zero."""
+    contract = CONTRACT.override("primitives.temperature", "reciprocal")
+    got = processed_logits(np.array([[1, 0, 2]], np.float32), contract, 1e-39, top_k=1)
+    assert np.isnan(got).tolist() == [[False, True, False]] and np.isposinf(got[0, [0, 2]]).all()
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0.5}])
+def test_an_empty_vocabulary_cannot_be_masked(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="the vocabulary is empty"):
+        processed_logits(np.zeros((2, 0), np.float32), CONTRACT, **settings)  # type: ignore[arg-type]
+
+
 def test_order_of_filters() -> None:
     assert kept([3, 2, 1, 0], top_k=2, top_p=0.7) == [0]
     reverse = CONTRACT.override("order.filters", "top_p_top_k")

@@ -1,0 +1,92 @@
+"""The imports of the four packages, read from the source: between files, and between rooms.
+
+A room is a folder right under a package, or a file that stands there by itself. `tests/test_layers.py` forbids circles
+with it; `python -m tools.imports` draws the picture of `docs/architecture.md`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Top floor first.
+LAYERS = ("integration", "diffcheck", "fastpath", "reference")
+
+Graph = dict[str, set[str]]
+
+
+def files(layers: Collection[str] = LAYERS) -> dict[str, Path]:
+    """Module name -> its file."""
+    found = {}
+    for layer in layers:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names taken from it) of every import of a file, wherever it stands: inside a function, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, tuple(alias.name for alias in node.names)
+
+
+def between_files(modules: Mapping[str, Path]) -> Graph:
+    """Module -> modules among ``modules`` that it imports. ``from package import module`` imports the module."""
+    graph: Graph = {}
+    for name, path in modules.items():
+        graph[name] = set()
+        for module, taken in imported(path):
+            inner = {f"{module}.{one}" for one in taken} & set(modules)
+            if len(inner) < len(taken) or not taken:
+                inner.add(module)
+            graph[name] |= inner & set(modules)
+        graph[name].discard(name)
+    return graph
+
+
+def room(module: str) -> str:
+    """``diffcheck.capture`` of ``diffcheck.capture.vllm.taps``."""
+    return ".".join(module.split(".")[:2])
+
+
+def between_rooms(graph: Graph) -> Graph:
+    """Room -> rooms that its files import."""
+    rooms: Graph = {}
+    for module, targets in graph.items():
+        here = rooms.setdefault(room(module), set())
+        here |= {room(target) for target in targets} - {room(module)}
+    return rooms
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Every set of nodes that reach each other (strongly connected, Tarjan 1972), but single ones."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in number:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in stack:
+                lowest[node] = min(lowest[node], number[target])
+        if lowest[node] == number[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
