@@ -196,6 +196,11 @@ def _schedules(unit: str, dtype: str) -> Iterator[Comparison]:
     yield compare("first of two packed sequences", halves.output[:1000], whole[:1000])
 
 
+def of_gradient(contract: AttentionContract) -> Any:
+    """The contract of the gradients of attention under ``contract``."""
+    return gradients.gradient_contract(contract)
+
+
 def expected_gradients(
     dy: Float32Array,
     q: Float32Array,
@@ -206,7 +211,7 @@ def expected_gradients(
     contract: AttentionContract,
 ) -> list[Any]:
     """The reference's gradients of each packed sequence."""
-    own: Any = gradients.gradient_contract(contract)
+    own = of_gradient(contract)
     parts = []
     for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
         dense = reference.DenseKeyValues(k[c:d], v[c:d])
@@ -236,6 +241,6 @@ def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
         q_on, starts_on, most = to_device(q, storage), to_device(starts), max(shape.queries)
         result = attention(q_on, starts_on, most, kv, contract, save=True)
         dy_on = to_device(dy, storage)
-        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, own)
+        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, of_gradient(contract))
         for index, name in enumerate("qkv"):
             yield compare(f"{shape} gradient of {name}", got[index], np.concatenate([part[index] for part in parts]))

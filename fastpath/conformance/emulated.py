@@ -17,11 +17,18 @@ from fastpath.collectives.all_reduce import merge_ranks
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, values
 from fastpath.products import schedules
-from fastpath.products.linear import input_contract, input_gradient, linear, weight_contract, weight_gradient
+from fastpath.products.linear import (
+    input_gradient,
+    input_gradient_merge,
+    input_gradient_partial,
+    linear,
+    weight_gradient,
+)
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_merge, row_linear_partial
-from reference import operators
+from reference import gradients, operators
 from reference.contract.profiles import profile
+from reference.gradients import gradient_contract
 
 #: As in the catalogue (`fastpath.machine_code.catalogue_products`).
 TOKENS = (1, 8, 64, 128, 256, 4096)
@@ -56,7 +63,7 @@ def _merges() -> Iterator[Comparison]:
     for ranks in (2, 3, 4, 8):
         partials = values("cancelling", (ranks, 64, 4096), "float32", ranks)
         yield compare(
-            f"{ranks} ranks", merge_ranks(to_device(partials), contract), operators.all_reduce(partials, contract)
+            f"{ranks} ranks", merge_ranks(to_device(partials), contract), operators.all_reduce(list(partials), contract)
         )
 
 
@@ -104,21 +111,24 @@ def _head(unit: str, dtype: str, tokens: int, rows: int) -> Iterator[Comparison]
 
 def _gradients(unit: str, dtype: str, tokens: int) -> Iterator[Comparison]:
     storage, rows = DTYPES[dtype], min(tokens, 256)
-    grad, x = values("cancelling", (rows, 144), dtype, 3), values("normal", (rows, 80), dtype, 1)
-    wide = values("cancelling", (rows, 2048), dtype, 6)
+    grad, x = values("cancelling", (1, rows, 144), dtype, 3), values("normal", (1, rows, 80), dtype, 1)
+    wide, w = values("cancelling", (rows, 2048), dtype, 6), values("normal", (2048, 80), dtype, 2)
     for operator in ("linear", "row_linear"):
-        contract = _contract(operator, unit, dtype)
+        own: Any = gradient_contract(_contract(operator, unit, dtype))
         with schedules.as_if(tokens):
-            w = values("normal", (2048, 80), dtype, 2)
-            back = input_gradient(to_device(wide, storage), to_device(w, storage), contract)
-            expected = operators.linear(wide, np.ascontiguousarray(w.T), input_contract(contract))
-            yield compare(f"{operator} input", back, expected)
+            back = input_gradient(to_device(wide, storage), to_device(w, storage), own)
+            yield compare(f"{operator} input", back, gradients.linear_input_gradient(wide, w, own))
+            part = input_gradient_partial(to_device(wide, storage), to_device(w, storage), own, 1, joined=2)
+            merged = input_gradient_merge(part[None], own)
+            yield compare(f"{operator} joined", merged, gradients.linear_input_gradient(wide, w, own, joined=2))
         # the product of the weights' gradient has the features as its rows
         with schedules.as_if(12288):
-            of_weight = weight_gradient(to_device(grad, storage), to_device(x, storage), contract)
-            own = weight_contract(contract, dtype)
-            expected = operators.linear(np.ascontiguousarray(grad.T), np.ascontiguousarray(x.T), own)
-            yield compare(f"{operator} weight", of_weight, expected)
+            on = to_device(grad, storage), to_device(x, storage)
+            expected = gradients.linear_weight_gradient(grad, x, own)
+            yield compare(f"{operator} weight", weight_gradient(*on, own), expected)
+            sums = torch.zeros(144, 80, dtype=torch.float32)
+            weight_gradient(*on, own, sums)
+            yield compare(f"{operator} weight, sums", sums, expected)
 
 
 __all__ = ["cases"]

