@@ -26,6 +26,7 @@ from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import write_text
 from diffcheck.base.models import make_random_model, resolve_model
+from diffcheck.base.progress import silent
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import package_versions
@@ -129,7 +130,7 @@ def bench_capture(engine: str, repeats: int) -> dict[str, Any]:
         sample = Sample(tuple(range(3, 131)), tuple(range(131, 260)))
         blind: list[float] = []
         seeing: list[float] = []
-        with EngineSession(EngineOptions(engine, model), lambda *_: None) as session:
+        with EngineSession(EngineOptions(engine, model), silent) as session:
             for i in range(repeats + 1):
                 for observe, times in ((False, blind), (True, seeing)):
                     plan = CapturePlan(

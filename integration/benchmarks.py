@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.progress import silent
+
 PROFILE = "strict-v1/fma32-seq"
 ROUNDS = 3
 REQUESTS, GENERATE, WIDTH = 8, 64, 96
@@ -59,7 +61,7 @@ def training(folder: Path, dtype: str) -> float:
 
     profile = os.environ.get("RLK_PROFILE")
     options = EngineOptions("megatron", folder, dtype=dtype, profile=profile, max_length=2 * WIDTH)
-    model: Any = getattr(open_adapter(options, lambda *_: None), "model")  # noqa: B009 - of this engine only
+    model: Any = getattr(open_adapter(options, silent), "model")  # noqa: B009 - of this engine only
     ids = torch.randint(3, 500, (REQUESTS, WIDTH + 1), generator=torch.Generator().manual_seed(0))
     tokens, targets = ids[:, :-1], ids[:, 1:]
     mask = torch.ones(1, 1, WIDTH, WIDTH, dtype=torch.bool).triu(1)

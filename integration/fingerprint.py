@@ -54,7 +54,7 @@ def _sums(tensor: Tensor) -> Tensor:
     sums = []
     for key, table in enumerate(_multipliers(flat.device)):
         each = (data * table[: data.shape[1]]).sum(1)
-        sums.append((each * (_splitmix(torch.arange(rows, device=flat.device) + (key << 40)) | 1)).sum())
+        sums.append((each * (splitmix(torch.arange(rows, device=flat.device) + (key << 40)) | 1)).sum())
     return torch.stack(sums)
 
 
@@ -65,11 +65,11 @@ def _multipliers(device: Any) -> list[Tensor]:
     name = str(device)
     if name not in _tables:
         index = torch.arange(_BLOCK, device=device)
-        _tables[name] = [_splitmix(index + ((key + 2) << 40)) | 1 for key in range(2)]
+        _tables[name] = [splitmix(index + ((key + 2) << 40)) | 1 for key in range(2)]
     return _tables[name]
 
 
-def _splitmix(index: Tensor) -> Tensor:
+def splitmix(index: Tensor) -> Tensor:
     """splitmix64's output for each number, as int64."""
     x = (index + 1) * _GOLDEN
     x = (x ^ _right(x, 30)) * _MIX1

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from diffcheck.base.errors import EngineError, RlkError
-from integration.backends import STRICT, Operators, operators_for
+from integration.backends import STRICT, BackendError, Operators, operators_for
 from integration.grpo.mismatch.metrics import log_ratios, mismatch, unequal_bits
 from integration.linear_logp import contracts, joint_id
 from integration.linear_logp import linear_logp as compute
@@ -193,7 +193,10 @@ def layer_spec(args: Any, config: Any, vp_stage: int | None = None) -> Any:
     if vp_stage:
         raise EngineError("virtual pipeline stages have no strict contract", "use one pipeline stage")
     try:
-        return plugin.specification(config, float(args.rotary_base))
+        device = "cuda" if torch.cuda.is_available() and not config.use_cpu_initialization else "cpu"
+        return plugin.specification(config, float(args.rotary_base), device=device)
+    except BackendError as error:
+        raise EngineError(str(error), "see rlk-diff doctor") from None
     except TypeError as error:
         raise EngineError(str(error), "turn these settings off") from None
 

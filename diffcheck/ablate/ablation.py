@@ -14,7 +14,7 @@ from diffcheck.ablate.sides import Side, VoidError, unalignable
 from diffcheck.ablate.units import grouped, origins, units_of
 from diffcheck.ablate.walk import steps_planned, walk
 from diffcheck.base.boundaries import Boundary
-from diffcheck.localize import Progress
+from diffcheck.base.progress import Progress, silent
 
 #: Seconds after which no further forward is started, and seconds of inference a side and unit.
 BUDGET = 600.0
@@ -33,7 +33,7 @@ def ablate(
     *,
     infer: bool = False,
     budget: float = BUDGET,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> Ablation:
     """Explain the logprob mismatch of two sides by putting ``donor``'s operators into ``host``'s live forward.
 

@@ -10,11 +10,11 @@ from typing import Any
 from diffcheck.ablate.recompute import Operator
 from diffcheck.ablate.sides import Side
 from diffcheck.base.errors import InputError
+from diffcheck.base.progress import Progress
 from diffcheck.infer import Inference, differences, infer
 from diffcheck.infer.sites import Site, UnknowableError, operator_inputs, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
-from diffcheck.localize import Progress
 from reference.contract import Contract, diff, fields, profile, profiles
 
 #: Rows looked at first: nearly every wrong contract fails on them.

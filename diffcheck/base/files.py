@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from diffcheck.base.errors import InputError
+from reference.files import write_atomically
 
 
 def check_writable(path: Path) -> None:
@@ -23,23 +23,27 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path}: cannot be written", "choose another place")
 
 
+class Told(NamedTuple):
+    """What a user is told of a fault."""
+
+    cause: str
+    remedy: str
+
+
+def disk_error(error: Exception, path: Path | None = None) -> Told:
+    """Cause and remedy of what a file system refused, with the file where it is known."""
+    where = path or getattr(error, "filename", None) or "a file"
+    what = getattr(error, "strerror", None) or str(error).partition("I/O error: ")[2] or str(error)
+    return Told(f"{where}: {what}", "free some space, or choose a place that can be written")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` so that readers see the old file or the new one, never half of it.
 
     Raises:
         InputError: the disk is full or the folder cannot be written.
     """
-    name = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            name = stream.name
-            stream.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        write_atomically(path, text)
     except OSError as error:
-        if name is not None:
-            with suppress(OSError):
-                Path(name).unlink()
         raise InputError(f"{path}: {error.strerror}", "free some space, or choose another place") from None

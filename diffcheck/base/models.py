@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
+from diffcheck.base.checkpoint import check_checkpoint, read_checkpoint
 from diffcheck.base.errors import InputError
+from diffcheck.base.files import disk_error
 from diffcheck.base.samples import Sample
 from reference.models.config import ModelConfig, UnsupportedModelError
 from reference.models.weights import weight_shapes
@@ -119,7 +122,8 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
     """Folder and config of a built-in model (made if it is not in the cache yet) or of a Hugging Face folder.
 
     Raises:
-        InputError: no such folder, a foreign folder, an unsupported architecture, or no weights in it; each named.
+        InputError: no such folder, a foreign folder, an unsupported architecture, or weights that are not those of its
+            config.json; each named.
     """
     if name in BUILT_IN:
         folder = cache_folder() / f"{name}-{_RECIPE}"
@@ -141,23 +145,25 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
             "supported are dense Qwen3, Qwen2 and Llama folders whose config.json is understood (docs/inputs.md); "
             "take out a key only if it changes nothing",
         ) from None
-    if not list(folder.glob("*.safetensors")):
-        raise InputError(f"{folder}: no *.safetensors in it", "save the model with safetensors")
+    check_checkpoint(read_checkpoint(folder), config)
     return folder.resolve(), config
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise InputError(*disk_error(error, folder.parent)) from None
     try:
         make(staging)
         staging.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
-    except OSError:
+    except (OSError, SafetensorError) as error:
         # Another process was faster: its result is the same.
         if not (folder / "config.json").is_file():
-            raise
+            raise InputError(*disk_error(error, folder)) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

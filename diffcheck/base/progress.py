@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+#: ``progress(what, done, total)``.
+Progress = Callable[[str, int, int], None]
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """For whoever does not watch."""
 
 
 class ProgressLine:
     """A context manager whose instances are `Progress` callbacks: ``line(what, done, total)``."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
+        self._progress = bars.Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),

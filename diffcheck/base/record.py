@@ -10,9 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
+
+#: What the fields of a record can hold; a reader refuses anything else. A token of -1 is one that was not seen.
+Token = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Positive = Annotated[float, Meta(gt=0, lt=1e308)]
 
 
 @dataclass
@@ -58,25 +64,25 @@ class ObjectRecord:
     weights: dict[str, str] = field(default_factory=dict)
     weight_version: int | None = None
     #: Tokens as the engine's embedding received them.
-    token_ids: list[list[int]] = field(default_factory=list)
+    token_ids: list[list[Token]] = field(default_factory=list)
     #: Tokens whose logprobs are compared.
-    target_ids: list[list[int]] = field(default_factory=list)
+    target_ids: list[list[Token]] = field(default_factory=list)
     #: Positions as the engine's rotary embedding received them.
     positions: list[list[int]] = field(default_factory=list)
     #: 1 where the position predicts a token that counts in the loss.
-    active: list[list[int]] = field(default_factory=list)
+    active: list[list[Annotated[int, Meta(ge=0, le=1)]]] = field(default_factory=list)
     attention_mask: str = "causal"
     #: theta, rotary dimension and scaling of the live module.
     rope: dict[str, Any] = field(default_factory=dict)
     kv: KvMapping = field(default_factory=KvMapping)
-    real_vocab: int = 0
+    real_vocab: Count = 0
     #: Rows of the engine's own embedding table and head; may differ.
-    padded_vocab: int = 0
+    padded_vocab: Count = 0
     #: boundary layout "column": [start, stop) of the global width, one pair a rank, as fractions of the width's units.
-    shards: dict[str, list[list[int]]] = field(default_factory=dict)
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    shards: dict[str, list[Annotated[list[int], Meta(min_length=2, max_length=2)]]] = field(default_factory=dict)
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
     #: Seed of the draw, where the engine sampled; None where tokens were given.
     random_state: dict[str, Any] | None = None
     #: Fields that this side cannot know (another system recorded its logprobs and nothing else): never compared.
@@ -86,11 +92,9 @@ class ObjectRecord:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ObjectRecord:
-        """Inverse of `to_json`.
-
-        Raises:
-            ValueError: a field is missing or unknown; it is named.
+    def check_fields(cls, data: dict[str, Any]) -> None:
+        """Raises:
+        ValueError: a field is missing or unknown; it is named.
         """
         names = {f.name for f in fields(cls)}
         # Traces of before it was a field know everything.
@@ -98,7 +102,6 @@ class ObjectRecord:
             raise ValueError(f"object record: field {missing[0]!r} is missing")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"object record: unknown field {unknown[0]!r}")
-        return cls(**{**data, "kv": KvMapping(**data["kv"])})
 
 
 def weight_digest(tensor: Any) -> str:

@@ -8,9 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.documents import MIB, DocumentError, finite, parse_json, read_bounded
 from diffcheck.base.errors import InputError
+from diffcheck.base.files import write_text
 from diffcheck.base.recorded import check_recorded
 
+#: Bytes of the largest samples file that is read: of some million tokens.
+_LIMIT = 512 * MIB
 #: Fields that only our own traces hold.
 _OURS = frozenset({"recorded_logprobs", "prompt_logprobs"})
 #: Ways of sampling that no contract here has, and what each does to the distribution.
@@ -117,8 +121,8 @@ class Sample:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise InputError(f"{where}: weight_version {version!r} is not an integer", "omit it, or give an integer")
         temperature = _floats([data["temperature"]], f"{where}: temperature") if "temperature" in data else None
-        if temperature and temperature[0] <= 0:
-            raise InputError(f"{where}: temperature {temperature[0]} is not positive", "logprobs need T > 0")
+        if temperature and not 0 < temperature[0] < float("inf"):
+            raise InputError(f"{where}: temperature {temperature[0]} is not positive and finite", "logprobs need T > 0")
         name = data.get("id")
         if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
             raise InputError(f"{where}: id {name!r} is neither text nor an integer", "omit it, or give one of these")
@@ -136,13 +140,17 @@ def load_samples(path: Path) -> list[Sample]:
         raise InputError(f"{path}: no such samples file", "give an existing JSON-lines file with --samples")
     samples: list[Sample] = []
     seen: dict[str | int | None, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    try:
+        text = read_bounded(path, _LIMIT)
+    except DocumentError as error:
+        raise InputError(f"{path}: {error}", "split the file") from None
+    for number, line in enumerate(text.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: not valid JSON: {error.msg}", "one JSON object a line") from None
+            data = parse_json(line, literals=True)
+        except DocumentError as error:
+            raise InputError(f"{path}:{number}: {error}", "one JSON object a line, in UTF-8") from None
         where = f"{path}:{number}"
         if isinstance(data, dict) and (ours := sorted(_OURS & set(data))):
             raise InputError(f"{where}: field {ours[0]!r} is not read from a file", "take it out")
@@ -161,12 +169,14 @@ def load_samples(path: Path) -> list[Sample]:
 
 
 def save_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write JSON lines atomically."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """Write JSON lines atomically.
+
+    Raises:
+        InputError: they cannot be written.
+    """
     # What was recorded elsewhere stays in the file it came in; here the logprobs are the engine's own.
     rows = [{k: v for k, v in s.to_json().items() if k not in _OURS} for s in samples]
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in rows))
 
 
 def check_samples(samples: Sequence[Sample], vocab_size: int, max_length: int, *, scored: bool) -> None:
@@ -202,6 +212,8 @@ def check_samples(samples: Sequence[Sample], vocab_size: int, max_length: int, *
 def _ids(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int) for x in value):
         raise InputError(f"{where} is not a list of integers", "token ids are integers")
+    if any(not 0 <= x < 1 << 31 for x in value):
+        raise InputError(f"{where} holds a number that is no token id", "token ids count from 0")
     return tuple(value)
 
 
@@ -210,6 +222,15 @@ def _floats(value: object, where: str) -> tuple[float, ...] | None:
         return None
     if isinstance(value, list) and None in value:
         raise InputError(f"{where}[{value.index(None)}] is null", "give one number a token, or omit the field")
+    if isinstance(value, list):
+        value = [_number(x) for x in value]
     if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, int | float) for x in value):
         raise InputError(f"{where} is not a list of numbers", "give numbers, or omit the field")
+    if any(isinstance(x, int) and abs(x) > 10**300 for x in value):
+        raise InputError(f"{where} holds a number that no float can", "logprobs are natural logarithms")
     return tuple(float(x) for x in value)
+
+
+def _number(value: object) -> object:
+    """A number of a trace, where what is no number has a name (`diffcheck.base.documents.finite`)."""
+    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value

@@ -7,23 +7,21 @@ tree and nothing about traces: it gives tensors to a `Recorder` and fills an `Ob
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
+from diffcheck.capture.patches import Patch
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
-
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
 
 #: Engine name -> module with a class ``Adapter``.
 ENGINES = {
@@ -142,6 +140,7 @@ def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Record
     """
     lines = [f"model {k} = {v}" for k, v in options.model_overrides.items()]
     lines += [f"weight {name}[{index}]: bit {bit} flipped" for name, index, bit in options.weight_flips]
+    lines += [Patch("", Path(file), name).in_words() for file, name in options.patches]
     if plan.position_offset:
         lines.append(f"positions + {plan.position_offset}")
     lines += plan.changes

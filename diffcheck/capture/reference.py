@@ -17,9 +17,10 @@ from diffcheck.base.bits import bits_tensor
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
     LiveInputs,
@@ -28,6 +29,7 @@ from diffcheck.capture.live import (
     finished_samples,
     object_record,
 )
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
@@ -72,6 +74,7 @@ class Adapter:
         checkpoint = Checkpoint(folder, getattr(torch, options.dtype), options.weight_flips)
         progress("loading weights", 0, 0)
         self.weights = {name: checkpoint[name].float().numpy() for name, _ in weight_shapes(self.config)}
+        apply_patches(options.patches, self.weights)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Score the plan's samples, in the plan's phase, and write the trace.

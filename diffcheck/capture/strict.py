@@ -8,8 +8,9 @@ per engine, whose object has the functions that the engine's adapter calls. See 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Protocol
 
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.plan import EngineOptions
@@ -19,19 +20,101 @@ GROUP = "rlk.strict"
 VARIABLE = "RLK_PROFILE"
 
 
-def strict_path(options: EngineOptions) -> Any | None:
+class StrictPath(Protocol):
+    """What the strict path of every engine offers. A module will do."""
+
+    def prepare(self, profile: str, /) -> None:
+        """Make the engine of this process follow ``profile``, before it starts.
+
+        Raises:
+            ValueError: an unknown profile, or one that no engine can follow.
+            RuntimeError: not for this release of the engine, or not on this device.
+        """
+
+    def live_operators(self, model: Any, /) -> Any:
+        """What the live model computes with, for whoever changes a contract on purpose."""
+
+
+class VllmStrictPath(StrictPath, Protocol):
+    """As vLLM's worker uses it."""
+
+    def begin(self, runner: Any, model: Any, /) -> None:
+        """Check that the path is in place, and count from zero. Raises RuntimeError."""
+
+    def evidence(self, layers: int, steps: int, /) -> dict[str, Any]:
+        """What ran since `begin`. Raises RuntimeError if something else computed in its place."""
+
+    def weight_digests(self, worker: Any, config: Any, /) -> dict[str, str]:
+        """HF name -> digest of the weights that the strict layers hold."""
+
+
+class MegatronStrictPath(StrictPath, Protocol):
+    """As the Megatron adapter uses it."""
+
+    def begin(self, model: Any, /) -> None:
+        """Check that the path is in place, and count from zero. Raises RuntimeError."""
+
+    def evidence(self, model: Any, forwards: int, /) -> dict[str, Any]:
+        """What ran since `begin`. Raises RuntimeError if something else computed in its place."""
+
+    def specification(self, config: Any, theta: float, /, *, device: str = "cpu") -> Any:
+        """Megatron's layer specification made of the strict modules, for a model that will compute on ``device``."""
+
+    def finish(self, model: Any, /) -> Any:
+        """Put in what no specification reaches, once the model is built."""
+
+    def logprobs(
+        self,
+        model: Any,
+        logits: Any,
+        targets: Any,
+        /,
+        *,
+        vocabulary: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        see: Callable[[str, Any], Any] = ...,
+    ) -> Any:
+        """Log-probabilities of ``targets`` [batch, sequence] from this rank's ``logits``, float32."""
+
+
+def strict_path(options: EngineOptions) -> StrictPath | None:
     """The strict path of the engine that ``options`` names, made ready for its profile; None for a native run.
 
     Raises:
         InputError: an unknown profile, or one that no engine can follow.
-        EngineError: no strict path is installed for the engine, or not for its release.
+        EngineError: no strict path is installed for the engine, or not for its release, or one that lacks a function.
     """
+    path: StrictPath | None = _load(options, StrictPath)
+    return path
+
+
+def vllm_path(options: EngineOptions) -> VllmStrictPath | None:
+    """As `strict_path`, for vLLM's worker."""
+    path: VllmStrictPath | None = _load(options, VllmStrictPath)
+    return path
+
+
+def megatron_path(options: EngineOptions) -> MegatronStrictPath | None:
+    """As `strict_path`, for the Megatron adapter."""
+    path: MegatronStrictPath | None = _load(options, MegatronStrictPath)
+    return path
+
+
+def _load(options: EngineOptions, kind: Any) -> Any | None:
     if options.profile is None:
         # A native run stays one, whatever the user's shell asks of plain vLLM.
         os.environ.pop(VARIABLE, None)
         return None
     for entry in entry_points(group=GROUP, name=options.engine):
         path = entry.load()
+        needed = [name for base in kind.__mro__ for name in vars(base) if not name.startswith("_")]
+        if missing := [name for name in needed if not callable(getattr(path, name, None))]:
+            raise EngineError(
+                f"{options.engine}: strict path {entry.value} has no {missing[0]}",
+                f"it must offer what diffcheck.capture.strict.{kind.__name__} lists",
+            )
         try:
             path.prepare(options.profile)
         except ValueError as error:

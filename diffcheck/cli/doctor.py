@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from diffcheck.base.errors import InputError
-from diffcheck.capture.adapter import Progress
+from diffcheck.base.progress import Progress
 
 Level = Literal["ok", "warn", "missing"]
 _CPU_SET_UP = "run `make setup`, which installs requirements/engines-cpu.txt"

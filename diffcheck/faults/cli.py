@@ -19,8 +19,8 @@ from rich.text import Text
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import check_writable
-from diffcheck.base.progress import ProgressLine
-from diffcheck.capture.adapter import Progress
+from diffcheck.base.progress import Progress, ProgressLine, silent
+from diffcheck.base.stopping import STOPS
 from diffcheck.faults.library import CONTROLS, FAULTS
 from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
@@ -100,16 +100,22 @@ def run_jobs(jobs: Sequence[Job], results: Results, progress: Progress) -> None:
     """Run what ``results`` does not have yet.
 
     Raises:
-        KeyboardInterrupt: somebody pressed Ctrl-C. A search that is cut short answers with what it has; such an outcome
-            is no miss, and is not kept.
+        KeyboardInterrupt: somebody pressed Ctrl-C, or a signal asked for the end. A search that is cut short answers
+            with what it has; such an outcome is no miss, and is not kept.
     """
     pressed = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
         pressed.set()
-        signal.default_int_handler(number, frame)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, note)
     try:
         for done, (engine, fault, described, run) in enumerate(jobs):
             progress(f"{fault} ({described})", done, len(jobs))
@@ -119,7 +125,8 @@ def run_jobs(jobs: Sequence[Job], results: Results, progress: Progress) -> None:
                     raise KeyboardInterrupt
                 results.add(engine, outcome)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _names() -> dict[str, str]:
@@ -150,7 +157,7 @@ def _jobs(name: str | None, engine: str | None, real: bool, folder: Path, stack:
         return
     from diffcheck.faults import engines
 
-    live = stack.enter_context(engines.Engines(folder, lambda *_: None))
+    live = stack.enter_context(engines.Engines(folder, silent))
     for found, run in engines.chosen(name, engine):
         job = lambda found=found, run=run: engines.run_real(found, run, live)  # noqa: E731
         yield run.engine, found.name, engines.describe(run), job

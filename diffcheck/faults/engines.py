@@ -15,8 +15,8 @@ import numpy as np
 
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import make_random_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.samples import Sample
-from diffcheck.capture.adapter import Progress
 from diffcheck.capture.overrides import apply_overrides, parse_override
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.session import EngineSession

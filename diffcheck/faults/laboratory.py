@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffcheck.base.models import make_random_model
+from diffcheck.base.progress import silent
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import Intervention
 from diffcheck.capture.overrides import Override, apply_overrides, parse_override
@@ -100,7 +101,7 @@ class Laboratory:
         )
         plan = CapturePlan(self.samples, out, phase, interventions=interventions)  # type: ignore[arg-type]
         options, plan = apply_overrides(overrides, options, plan)
-        return Trace(Adapter(options, lambda *_: None).capture(plan, lambda *_: None).trace)
+        return Trace(Adapter(options, silent).capture(plan, silent).trace)
 
 
 def describe(fault: Fault) -> str:

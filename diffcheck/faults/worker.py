@@ -9,9 +9,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from diffcheck.capture.adapter import Progress, open_adapter
+from diffcheck.base.progress import Progress
+from diffcheck.base.serving import end, serve
+from diffcheck.capture.adapter import open_adapter
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.worker import end, serve
 from diffcheck.faults.changes import Live, find
 
 

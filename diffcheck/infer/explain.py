@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from diffcheck.base.progress import Progress, silent
 from diffcheck.infer.answer import Inference, Undecided, differences
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.journal import Journal
 from diffcheck.infer.probes import decide
-from diffcheck.infer.search import Clock, Found, Progress, search
+from diffcheck.infer.search import Clock, Found, search
 from diffcheck.infer.sites import Site, UnknowableError, node_of, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
@@ -29,10 +30,6 @@ ROWS = 64
 BUDGET = 60.0
 
 
-def _silent(_what: str, _done: int, _total: int) -> None:
-    return None
-
-
 def infer(
     trace: Trace,
     boundary: str,
@@ -42,7 +39,7 @@ def infer(
     budget: float = BUDGET,
     prefer: IntArray | None = None,
     probe: bool = True,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Inference:
     """Find every contract that gives ``boundary``'s bits from the trace's own inputs.
 
@@ -190,7 +187,7 @@ def explain(
     rows: int = ROWS,
     budget: float = BUDGET,
     probe: bool = True,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Fill ``verdict.contracts`` at its first divergence: both sides' answers and the fields in which they differ.
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from diffcheck.base.progress import Progress
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.trial import Score, Trial
 from reference.contract import Contract
 from reference.dot import remember
 
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
 #: How a contract does at one of a trial's levels (its index); None where it is impossible for the shapes.
 Scorer = Callable[[Contract, int], Score | None]
 
@@ -250,4 +249,4 @@ def _name_nearest(trial: Trial, score: Scorer, board: _Board, found: Found) -> N
         found.score = score(found.nearest, every) or found.score
 
 
-__all__ = ["Clock", "Found", "Progress", "Scorer", "search"]
+__all__ = ["Clock", "Found", "Scorer", "search"]

@@ -1,5 +1,5 @@
 """Localise: compare two traces and name the first boundary whose inputs are equal and whose output is not."""
 
-from diffcheck.localize.first_divergence import Progress, graph_of, localize
+from diffcheck.localize.first_divergence import graph_of, localize
 
-__all__ = ["Progress", "graph_of", "localize"]
+__all__ = ["graph_of", "localize"]

@@ -8,13 +8,15 @@ were not observed on both sides, the question passes to their own inputs, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
+from diffcheck.base.progress import Progress, silent
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
@@ -29,18 +31,11 @@ from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
-#: ``progress(what, done, total)``.
-Progress = Callable[[str, int, int], None]
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    return None
-
 
 def localize(
     left: Trace,
     right: Trace,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     *,
     recorded: Sequence[Sequence[float] | None] | None = None,
 ) -> Verdict:
@@ -59,6 +54,11 @@ def localize(
     verdict = _localize(left, right, progress)
     if isinstance(right, JoinedTrace):
         verdict.notes.append("The two sides hold the same samples in another order; they were joined by what they are.")
+    for role, trace in (("rollout", left), ("train", right)):
+        if quantised := quantisation(trace.header.evidence):
+            verdict.notes.insert(0, f"The {role} side is quantised: {quantised}.")
+            if verdict.verdict == "not_comparable":
+                verdict.summary = f"The {role} side is quantised ({quantised}). {verdict.summary}"
     verdict.recorded = report_recorded(left, right, recorded)
     if verdict.recorded is not None:
         verdict.notes += [f"{note[0].upper()}{note[1:]}." for note in verdict.recorded.notes]
@@ -68,7 +68,7 @@ def localize(
 
 
 def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
-    evidence = {"left": _side(left.header), "right": _side(right.header)}
+    evidence = {"left": _side(left), "right": _side(right)}
     samples, theirs = samples_of(left), samples_of(right)
     mismatches = _unpaired(samples, theirs) or [
         *compare_versions(left.header.object, right.header.object, samples, theirs),
@@ -102,6 +102,18 @@ def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
     return verdict
 
 
+def quantisation(evidence: Mapping[str, Any]) -> str:
+    """What the live engine held quantised, by what it says of its own operators and cache; empty where nothing."""
+    found = []
+    linear = str(evidence.get("operators", {}).get("linear", ""))
+    if ".quantization." in linear:
+        found.append(f"weights in {linear.split('.quantization.')[1].split('.')[0]} ({linear.rpartition('.')[2]})")
+    cache = str(evidence.get("kv_cache_dtype", ""))
+    if any(word in cache for word in ("fp8", "int8", "int4", "nvfp4")):
+        found.append(f"KV cache in {cache}")
+    return ", ".join(found)
+
+
 def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]:
     """The mismatch, if the sides do not hold as many samples: which one has no partner."""
     if len(left) == len(right):
@@ -119,9 +131,9 @@ def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]
     return [Mismatch("samples", described(left, right), described(right, left))]
 
 
-def _side(header: Header) -> dict[str, object]:
+def _side(trace: Trace) -> dict[str, object]:
     keep = ("engine", "versions", "tensor_parallel", "dtype", "phase", "level", "evidence", "changed")
-    return {k: v for k, v in asdict(header).items() if k in keep}
+    return {k: v for k, v in asdict(trace.header).items() if k in keep} | {"warnings": trace.warnings}
 
 
 def graph_of(left: Header, right: Header) -> list[Boundary]:

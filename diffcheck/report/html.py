@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from diffcheck.base.progress import Progress, silent
 from diffcheck.infer.report import side_lines, why
 from diffcheck.localize import graph_of
 from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
@@ -49,9 +50,7 @@ _STATUSES = {
 }
 
 
-def write_report(
-    path: Path, verdict: Verdict, left: Trace, right: Trace, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> None:
+def write_report(path: Path, verdict: Verdict, left: Trace, right: Trace, progress: Progress = silent) -> None:
     """Write the page of ``verdict``, atomically.
 
     Args:
@@ -110,6 +109,8 @@ def _sides(verdict: Verdict) -> Iterator[tuple[str, str]]:
             yield role, side_in_words(ran)
             for change in ran["changed"]:
                 yield "", f"changed on purpose: {change}"
+            for warning in ran.get("warnings", ()):
+                yield "", f"warning: {warning}"
 
 
 def _sign(status: str) -> Markup:

@@ -5,13 +5,13 @@ One pass over the boundaries that differ, block by block; only counts and one nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from diffcheck.base.bits import UIntArray, compare, to_float32
+from diffcheck.base.progress import Progress, silent
 from diffcheck.base.samples import Sample
 from diffcheck.localize.compare import Histogram, histogram, paired_blocks
 from diffcheck.localize.verdict import BoundaryResult, Verdict
@@ -64,9 +64,7 @@ class Measured:
     rows: Rows | None = None
 
 
-def measure(
-    verdict: Verdict, left: Trace, right: Trace, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> Measured:
+def measure(verdict: Verdict, left: Trace, right: Trace, progress: Progress = silent) -> Measured:
     """Read what ``verdict``'s traces tell about its differences; empty where the objects were not comparable.
 
     Raises:

@@ -72,6 +72,8 @@ def _headline(verdict: Verdict) -> RenderableType:
             lines.append(Text(f"{role:>8}: {side_in_words(verdict.evidence[side])}", style="dim"))
             for change in verdict.evidence[side]["changed"]:
                 lines.append(Text(f"          changed on purpose: {change}", style="magenta"))
+            for warning in verdict.evidence[side].get("warnings", ()):
+                lines.append(Text(f"          warning: {warning}", style="yellow"))
     title = Text(_TITLE[verdict.verdict], style=f"bold {style}")
     return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 

@@ -13,13 +13,18 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from diffcheck.base.bits import DIGEST_BYTES, UIntArray, digest_of_rows, row_digests, uint_type
+from diffcheck.base.documents import DocumentError, read_bounded
 from diffcheck.base.errors import TraceError
-from diffcheck.trace.schema import HEADER, BoundaryEntry, Header
+from diffcheck.trace.door import check_folder
+from diffcheck.trace.schema import HEADER, HEADER_LIMIT, UNSEALED, BoundaryEntry, Header
+from diffcheck.trace.writer import file_sha256
 
 _REMEDY = "the trace is damaged: copy it again, or capture it again"
 #: Patterns read at a time from one boundary. Small enough for the processor's cache: comparing is bound by memory
 #: traffic.
 _BLOCK_BYTES = 1 << 20
+#: Files whose digest was checked by this process: traces are opened again and again.
+_verified: set[tuple[str, int, int, int, str]] = set()
 
 
 class Trace:
@@ -37,20 +42,23 @@ class Trace:
             raise TraceError(f"{folder}: no such trace folder", "give a folder that rlk-diff capture wrote")
         if not path.is_file():
             raise TraceError(f"{path}: missing: not a trace folder", "give a folder that rlk-diff capture wrote")
-        self.header = Header.from_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        if path.is_symlink():
+            raise TraceError(f"{path}: is a link, which may lead out of the trace's folder", "copy the file itself")
+        try:
+            text = read_bounded(path, HEADER_LIMIT)
+        except DocumentError as error:
+            raise TraceError(f"{path}: {error}", _REMEDY) from None
+        self.header = Header.from_json(text, str(path))
+        check_folder(folder, self.header)
+        #: What a reader should know of the trace, besides what it says.
+        self.warnings: list[str] = []
+        if self.header.schema == UNSEALED:
+            self.warnings.append(
+                f"{folder}: of schema {UNSEALED}, whose header has no digest: damage there goes unseen"
+            )
         # One file is held open at a time, and the digests of one boundary: what a pass over the boundaries needs.
         self._open_file: tuple[str, Any] | None = None
         self._last_digests: tuple[str, npt.NDArray[np.uint8]] | None = None
-        for name in self.header.files:
-            if not (folder / name).is_file():
-                raise TraceError(f"{folder / name}: listed in {HEADER} but missing", _REMEDY)
-        for name, entry in self.header.boundaries.items():
-            if entry.file not in self.header.files:
-                raise TraceError(f"{path}: boundary {name}: file {entry.file!r} is not in 'files'", _REMEDY)
-            try:
-                uint_type(entry.dtype)
-            except ValueError as error:
-                raise TraceError(f"{path}: boundary {name}: {error}", _REMEDY) from None
 
     def entry(self, boundary: str) -> BoundaryEntry:
         return self.header.boundaries[boundary]
@@ -184,10 +192,24 @@ class Trace:
         name = self.entry(boundary).file
         if self._open_file is None or self._open_file[0] != name:
             try:
-                self._open_file = (name, safe_open(self.folder / name, framework="numpy"))
+                opened = safe_open(self.folder / name, framework="numpy")
+                # After opening, which refuses a file whose size is not what its tensors need.
+                self._verify(name)
             except (SafetensorError, OSError) as error:
                 raise self._damaged(boundary, str(error)) from None
+            self._open_file = (name, opened)
         return self._open_file[1]
+
+    def _verify(self, name: str) -> None:
+        """Check a file's digest, once for each state of the file."""
+        path = self.folder / name
+        state = path.stat()
+        seen = (str(path.absolute()), state.st_mtime_ns, state.st_size, state.st_ino, self.header.files[name])
+        if seen in _verified:
+            return
+        if file_sha256(path) != self.header.files[name]:
+            raise TraceError(f"{path}: sha256 is not that of 'files' in {HEADER}", _REMEDY)
+        _verified.add(seen)
 
     def _damaged(self, boundary: str, what: str) -> TraceError:
         return TraceError(f"{self.folder / self.entry(boundary).file}: boundary {boundary}: {what}", _REMEDY)

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from diffcheck.base.bits import UIntArray, digest_of_rows, row_digests
 from diffcheck.base.errors import TraceError
+from diffcheck.base.files import disk_error
 from diffcheck.trace.schema import ALWAYS_STORED, HEADER, BoundaryEntry, Header
+from reference.files import to_disk
 
 #: Patterns buffered before a tensor file is closed, so that a full trace of any size needs little memory.
 FLUSH_BYTES = 128 << 20
@@ -98,11 +101,15 @@ class TraceWriter:
         header.files = dict(self._files)
         try:
             (self._staging / HEADER).write_text(header.to_json())
+            for path in (*self._staging.iterdir(), self._staging):
+                to_disk(path)
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             self._staging.rename(self.folder)
+            to_disk(self.folder.parent)
         except OSError as error:
-            raise TraceError(f"{self.folder}: {error.strerror}", "free some space, or choose another folder") from None
+            self.abort()
+            raise TraceError(*disk_error(error, self.folder)) from None
 
     def abort(self) -> None:
         """Leave nothing behind."""
@@ -117,8 +124,9 @@ class TraceWriter:
         path = self._staging / self._part_name()
         try:
             save_file(self._tensors, path)
-        except OSError as error:
-            raise TraceError(f"{path}: {error.strerror}", "free some space, or choose another folder") from None
+        except (OSError, SafetensorError) as error:
+            self.abort()
+            raise TraceError(*disk_error(error, self.folder / path.name)) from None
         self._files[path.name] = file_sha256(path)
         self._tensors, self._buffered = {}, 0
 

@@ -28,6 +28,7 @@ from fastpath.products.lm_head import lm_head_logprob
 from fastpath.products.row_linear import row_linear
 from fastpath.products.schedules import Schedule, candidates
 from reference.contract.profiles import profile
+from reference.files import write_atomically
 
 #: model, layer, operator, outputs, inputs.
 LAYERS = (
@@ -238,9 +239,7 @@ def main() -> int:
         "results": results,
     }
     if arguments.json is not None:
-        temporary = arguments.json.with_suffix(".part")
-        temporary.write_text(json.dumps(report, indent=1) + "\n")
-        temporary.replace(arguments.json)
+        write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fastpath.conformance.frame import run
+from reference.files import write_atomically
 
 
 def main() -> int:
@@ -22,9 +23,7 @@ def main() -> int:
     print(f"{summary['passed']} of {summary['cases']} cases passed")
     print(f"{summary['different']} of {summary['compared']} values differ")
     if arguments.json is not None:
-        temporary = arguments.json.with_suffix(".part")
-        temporary.write_text(json.dumps(report, indent=1) + "\n")
-        temporary.replace(arguments.json)
+        write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
     return 0 if summary["cases"] and summary["passed"] == summary["cases"] else 1
 
 

@@ -38,6 +38,7 @@ from fastpath.products.row_linear import row_linear, row_linear_partial
 from fastpath.rows.logsumexp import logsumexp
 from reference import operators
 from reference.contract.profiles import profile
+from reference.files import write_atomically
 
 #: tokens, outputs, inputs of the row-parallel layer; Qwen3-8B's o_proj on GPUs.
 SHAPES = ((3, 16, 64),) if INTERPRETED else ((1, 4096, 4096), (64, 4096, 4096), (1024, 4096, 4096))
@@ -183,7 +184,7 @@ def main() -> int:
     for line in report["times"]:
         print(line)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
     return 1 if report["summary"]["different"] else 0
 
 

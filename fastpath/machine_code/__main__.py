@@ -12,6 +12,7 @@ import triton
 
 from fastpath.machine_code.check import Report, examine
 from fastpath.machine_code.code import GPU_TARGETS
+from reference.files import write_atomically
 
 
 def line(report: Report) -> str:
@@ -38,9 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(reports)} kernels, {sum(map(bool, (report.findings for report in reports)))} with findings")
     if chosen.json:
         data = {"triton": triton.__version__, "target": chosen.target, "reports": [*map(dataclasses.asdict, reports)]}
-        partial = chosen.json.with_suffix(".partial")
-        partial.write_text(json.dumps(data, indent=1) + "\n")
-        partial.replace(chosen.json)
+        write_atomically(chosen.json, json.dumps(data, indent=1) + "\n")
     return 1 if any(report.findings for report in reports) else 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fastpath.machine_code.code import Code
+from reference.contract.base import BACKWARD
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Rule:
 
 def expectation(code: Code) -> Expectation:
     """What the code's contract asks for; raises KeyError for an operator without an entry in ``EXPECTATIONS``."""
-    return EXPECTATIONS[code.contract.operator]
+    return EXPECTATIONS[code.contract.operator.removesuffix(BACKWARD)]
 
 
 def unit_of(code: Code) -> str:

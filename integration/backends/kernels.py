@@ -112,26 +112,24 @@ class KernelOperators(KernelGradients):
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Norm over the last axis of ``x`` [..., hidden]."""
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _rows(x)
         return torch.ops.rlk.rms_norm(rows, weight, epsilon, self._text("rms_norm")).reshape(x.shape)
 
     def rms_norm_residual(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """`residual_add`, and `rms_norm` of that sum, in one kernel."""
-        shape = (-1, x.shape[-1])
         output, total = torch.ops.rlk.rms_norm_residual(
-            x.reshape(shape), residual.reshape(shape), weight, epsilon, self._text("rms_norm")
+            _rows(x), _rows(residual), weight, epsilon, self._text("rms_norm")
         )
         return output.reshape(x.shape), total.reshape(x.shape)
 
     def qk_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Norm of every head of ``x`` [..., heads, head_dim]."""
-        heads = x.reshape(-1, *x.shape[-2:])
+        heads = _strided(x.reshape(-1, *x.shape[-2:]))
         return torch.ops.rlk.qk_norm(heads, weight, epsilon, self._text("qk_norm")).reshape(x.shape)
 
     def residual_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """x + residual, rounded once."""
-        shape = (-1, x.shape[-1])
-        total = torch.ops.rlk.residual_add(x.reshape(shape), residual.reshape(shape), self._text("residual_add"))
+        total = torch.ops.rlk.residual_add(_rows(x), _rows(residual), self._text("residual_add"))
         return total.reshape(x.shape)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -147,13 +145,13 @@ class KernelOperators(KernelGradients):
         return self._product(x, weight, None, "lm_head")
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, operator: str) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _rows(x)
         y = torch.ops.rlk.linear_bias(rows, weight, bias, self._text(operator))
         return y.reshape(*x.shape[:-1], weight.shape[0])
 
     def row_linear_partial(self, x: Tensor, weight: Tensor, ranks: int) -> Tensor:
         """This rank's share of a row-parallel projection, float32."""
-        y = row_linear_partial(x.reshape(-1, x.shape[-1]), weight, self.contracts["row_linear"], ranks)
+        y = row_linear_partial(_rows(x), weight, self.contracts["row_linear"], ranks)
         return y.reshape(*x.shape[:-1], weight.shape[0])
 
     def row_linear_merge(self, partials: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
@@ -182,12 +180,14 @@ class KernelOperators(KernelGradients):
 
     def rotate(self, x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
         """``x`` [tokens, heads, head_dim] rotated by the angles of its positions."""
-        return torch.ops.rlk.rope(x, positions, table.cos, table.sin, self._text("rope"), False)
+        return torch.ops.rlk.rope(_strided(x), positions.contiguous(), table.cos, table.sin, self._text("rope"), False)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         shape = (-1, gate.shape[-1])
-        return torch.ops.rlk.swiglu(gate.reshape(shape), up.reshape(shape), self._text("swiglu")).reshape(gate.shape)
+        return torch.ops.rlk.swiglu(
+            _strided(gate.reshape(shape)), _strided(up.reshape(shape)), self._text("swiglu")
+        ).reshape(gate.shape)
 
     def processed_logits(
         self,
@@ -242,3 +242,16 @@ class KernelOperators(KernelGradients):
 
 def _device() -> str:
     return "cpu" if current_target().runtime == "interpreter" else "cuda"
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` [..., features] as contiguous rows: an engine may hand on a view of any strides."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if torch.compiler.is_compiling() else rows.contiguous()
+
+
+def _strided(x: Tensor) -> Tensor:
+    """``x``, copied unless its rows are contiguous, at whatever distance: a slice of a packed projection stays one."""
+    if torch.compiler.is_compiling():  # vLLM's own views, which are such slices
+        return x
+    return x if x[0:1].is_contiguous() else x.contiguous()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from diffcheck.base.errors import InputError
 from diffcheck.trace.writer import file_sha256
+from reference.files import to_disk
 
 MANIFEST = "checkpoint.json"
 SCHEMA = 1
@@ -63,11 +63,11 @@ class Checkpoints:
             manifest = {"schema": SCHEMA, "step": step, "files": files, "facts": facts}
             (staging / MANIFEST).write_text(json.dumps(manifest, indent=1))
             for path in (*staging.iterdir(), staging):
-                _to_disk(path)
+                to_disk(path)
             # Of a run that was set back to before it.
             shutil.rmtree(final, ignore_errors=True)
             staging.rename(final)
-            _to_disk(self._folder)
+            to_disk(self._folder)
         except OSError as error:
             raise _unwritable(final, error) from None
         for old in self._steps()[self._keep :]:
@@ -110,14 +110,6 @@ class Checkpoints:
             if not path.is_file() or file_sha256(path) != digest:
                 raise InputError(f"{path}: {'damaged' if path.is_file() else 'missing'}")
         return Checkpoint(step, folder, facts)
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:

@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Train, and count at every step what the two engines disagree on.
 
-    SIGTERM ends it at the end of the step in progress, with a checkpoint; a second one at once.
+    Ctrl-C or SIGTERM ends it at the end of the step in progress, with a checkpoint; a second one at once.
     """
     from integration.grpo.loop import Run
 
@@ -75,13 +75,14 @@ def run(
     module, function = ("ray_engines", "open_ray") if chosen.ray else ("engines", "open_process")
     open_engine = getattr(importlib.import_module(f"integration.grpo.workers.{module}"), function)
     command = shlex.join(["rlk-grpo", *sys.argv[1:]])
+    budget = Budget(seconds, _announce)
     records = Run(
         chosen,
         out,
         open_engine,
         resume=resume,
         command=command,
-        stop_after=Budget(seconds),
+        stop_after=budget,
         announce=_announce,
         finished=_show,
     ).run()
@@ -89,6 +90,8 @@ def run(
     compared = sum(record["compared"] for record in records)
     different = sum(record["mismatch_count"] for record in records)
     _console.print(f"{len(records)} steps, reward {last['reward_mean']:.3f}; {different} of {compared} logprobs differ")
+    if budget.asked is not None and len(records) < chosen.steps:
+        raise typer.Exit(128 + budget.asked)
 
 
 app.command()(report)

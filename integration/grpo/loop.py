@@ -20,7 +20,7 @@ from diffcheck.base.errors import EngineDiedError, EngineError, InputError
 from diffcheck.base.files import write_text
 from diffcheck.base.models import resolve_model
 from integration.grpo.buffer import Buffer
-from integration.grpo.buffer.records import Generated, Sample, Scored
+from integration.grpo.buffer.records import Buffered, Generated, Scored
 from integration.grpo.checkpoint import Checkpoints
 from integration.grpo.config import CONFIG, GrpoConfig, check_continues, stored_config
 from integration.grpo.evidence import Evidence
@@ -29,6 +29,7 @@ from integration.grpo.mismatch.metrics import mismatch_of
 from integration.grpo.preflight import PROMPTS, DivergedError, require_equal, run_preflight
 from integration.grpo.steplog import append_step, keep_steps, step_record
 from integration.grpo.tasks import open_task
+from integration.grpo.tasks.tokenizer import tokens_without_text
 from integration.grpo.workers.actors import Actor
 from integration.grpo.workers.delivery import Delivery
 from integration.grpo.workers.engines import ROLES, OpenEngine, Role
@@ -68,6 +69,9 @@ class Run:
         self._stop_after, self._stopping = stop_after, False
         self._folder, self._model = resolve_model(config.model, announce)
         self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
+        self._hidden = tokens_without_text(self._folder, self._model.vocab_size, self._task.stop_token_ids)
+        if self._hidden:
+            announce(f"{len(self._hidden)} token ids of the model are not the tokenizer's: both engines leave them out")
         self._length = self._sequence_length()
         check_machine(config, self._model, self._length)
         is_begun = _claim(out, config, resume=resume)
@@ -149,6 +153,7 @@ class Run:
             "folder": str(self._folder),
             "max_length": self._length,
             "stop": list(self._task.stop_token_ids),
+            "hidden": list(self._hidden),
         }
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)
@@ -245,7 +250,7 @@ class Run:
             )
         return record
 
-    def _score(self, step: int, samples: list[Sample], rewards: list[float]) -> list[list[float]] | None:
+    def _score(self, step: int, samples: list[Buffered], rewards: list[float]) -> list[list[float]] | None:
         """Recompute logprobs with the weights that rolled out, and store them with the advantages.
 
         Returns:
@@ -270,7 +275,7 @@ class Run:
         reference: list[list[float]] | None = answer["reference"]
         return reference
 
-    def _learn(self, step: int, samples: list[Sample], reference: list[list[float]] | None) -> dict[str, Any]:
+    def _learn(self, step: int, samples: list[Buffered], reference: list[list[float]] | None) -> dict[str, Any]:
         """One update from scored samples, which it consumes; what the trainer says of it."""
         with self._timed("update"):
             learned = self._trainer.call(
@@ -300,7 +305,7 @@ class Run:
             requests = [{"id": s.id, "prompt": s.prompt_token_ids.tolist(), "seed": s.seed} for s in planned]
             self._rollout.start("generate", requests=requests, version=version, digests=self._delivery.digests(version))
 
-    def _collect(self, step: int) -> list[Sample]:
+    def _collect(self, step: int) -> list[Buffered]:
         """The samples of ``step`` with their responses."""
         with self._timed("rollout"):
             records = self._rollout.result()["records"]
@@ -364,7 +369,7 @@ def checked_answer(answer: dict[str, Any]) -> Generated:
     return Generated(answer["id"], tokens, values, answer["finish_reason"], answer["version"])
 
 
-def check_scores(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]], whose: str) -> None:
+def check_scores(samples: Sequence[Buffered], logprobs: Sequence[Sequence[float]], whose: str) -> None:
     """Check that recomputed logprobs, a list a sample, can be learned from.
 
     Raises:
@@ -379,13 +384,13 @@ def check_scores(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]],
                 )
 
 
-def _response(sample: Sample) -> list[int]:
+def _response(sample: Buffered) -> list[int]:
     assert sample.response_token_ids is not None
     tokens: list[int] = sample.response_token_ids.tolist()
     return tokens
 
 
-def _sequence(sample: Sample) -> dict[str, Any]:
+def _sequence(sample: Buffered) -> dict[str, Any]:
     return {"id": sample.id, "prompt": sample.prompt_token_ids.tolist(), "response": _response(sample)}
 
 

@@ -23,6 +23,7 @@ from rich.text import Text
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import write_text
+from diffcheck.base.progress import silent
 from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
 from diffcheck.runs import RunSettings, run_localize
@@ -84,7 +85,7 @@ def check_evidence(evidence: dict[str, Any], mode: str) -> Check:
 def check_trained() -> Check:
     """A trained model, all its layers, through both strict engines."""
     settings = RunSettings(model=TRAINED, profile=PROFILE, generate=TRAINED_TOKENS)
-    verdict, _ = run_localize(settings, "vllm", "megatron", lambda *_: None)
+    verdict, _ = run_localize(settings, "vllm", "megatron", silent)
     coverage = verdict.coverage
     whole = coverage is not None and coverage.observed == coverage.expected > 0
     return f"{TRAINED}: equal at every boundary", verdict.verdict == "equal" and whole, verdict.summary

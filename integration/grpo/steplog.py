@@ -12,12 +12,12 @@ import numpy as np
 
 from diffcheck.base.errors import InputError
 from diffcheck.base.files import write_text
-from integration.grpo.buffer.records import Sample, samples_digest
+from integration.grpo.buffer.records import Buffered, samples_digest
 from integration.grpo.mismatch.metrics import Mismatch
 
 
 def step_record(
-    step: int, version: int, found: Mismatch, samples: Sequence[Sample], learned: dict[str, Any], digest: str
+    step: int, version: int, found: Mismatch, samples: Sequence[Buffered], learned: dict[str, Any], digest: str
 ) -> dict[str, Any]:
     """The line of a step, without its timings.
 

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from diffcheck.base.files import write_text
+
 #: One vLLM in this process; nothing is asked of a network.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -51,7 +53,5 @@ def _command() -> list[str]:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """``result`` as JSON, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(path)
+    write_text(path, json.dumps(result, indent=1) + "\n")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from diffcheck.base.progress import silent
 from integration.measure.machine import facts, prepare_environment, write
 from integration.measure.vllm_speed import SHAPE
 
@@ -81,7 +82,7 @@ def _step_times(folder: Path, profile: str | None, sequences: int, length: int, 
     from diffcheck.capture.plan import EngineOptions
 
     options = EngineOptions("megatron", folder, dtype="bfloat16", device="cuda", profile=profile, max_length=length + 1)
-    model: Any = getattr(open_adapter(options, lambda *_: None), "model")  # noqa: B009 - of this engine only
+    model: Any = getattr(open_adapter(options, silent), "model")  # noqa: B009 - of this engine only
     ids = torch.randint(3, SHAPE["vocab_size"], (sequences, length + 1), device="cuda")
     tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     positions = torch.arange(length, device="cuda").expand(sequences, length)

@@ -46,7 +46,7 @@ def main(
         max_num_batched_tokens=64,
         block_size=16,
         num_gpu_blocks_override=128,
-        gpu_memory_utilization=0.5,
+        gpu_memory_utilization=0.15,
         enforce_eager=eager,
         skip_tokenizer_init=True,
         logprobs_mode="processed_logprobs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from integration.versions import Patch, apply_patches, check_version
 
 Tensor = Any
 #: Release series that were read and tested.
-SUPPORTED = ("0.16",)
+SUPPORTED = ("0.16", "0.19")
 _profile: str | None = None
 
 
@@ -48,13 +49,15 @@ def prepare(profile: str) -> None:
     _profile = profile
 
 
-def specification(config: Any, theta: float) -> Any:
+def specification(config: Any, theta: float, *, device: str = "cpu") -> Any:
     """The decoder's specification with our modules, for a TransformerConfig of the local one.
 
     Args:
         theta: of RoPE. The profile is the one of `prepare`; it becomes part of ``config``.
+        device: on which the model will compute: "cpu", or "cuda", which is a ROCm GPU's name too.
 
     Raises:
+        BackendError: nothing computes the profile there.
         TypeError: a configuration with fusions, dropout or parallelism that has no strict contract.
     """
     import megatron.core
@@ -68,7 +71,7 @@ def specification(config: Any, theta: float) -> Any:
         raise RuntimeError("no strict profile is chosen: call prepare first")
     _check_config(config)
     apply_patches("megatron-core", megatron.core.__version__, PATCHES)
-    own = operators_for(_profile, config.params_dtype)
+    own = operators_for(_profile, config.params_dtype, device)
     setattr(config, modules.OPERATORS, own)
     config.rlk_theta = theta
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
@@ -83,8 +86,10 @@ def specification(config: Any, theta: float) -> Any:
         attention = dataclasses.replace(
             attention, q_layernorm=modules.StrictHeadNorm, k_layernorm=modules.StrictHeadNorm
         )
+    # 0.19 names the MLP's builder where 0.16 names its class
+    builder = parts.mlp if isinstance(parts.mlp, functools.partial) else None
     mlp = dataclasses.replace(
-        parts.mlp.submodules,
+        parts.mlp.submodules if builder is None else builder.keywords["submodules"],
         linear_fc1=modules.StrictColumnParallelLinear,
         linear_fc2=modules.StrictRowParallelLinear,
     )
@@ -95,7 +100,9 @@ def specification(config: Any, theta: float) -> Any:
         self_attention=dataclasses.replace(parts.self_attention, submodules=attention),
         self_attn_bda=add,
         pre_mlp_layernorm=modules.StrictNorm,
-        mlp=ModuleSpec(module=modules.StrictMLP, submodules=mlp),
+        mlp=ModuleSpec(module=modules.StrictMLP, submodules=mlp)
+        if builder is None
+        else functools.partial(modules.StrictMLP.as_mlp_submodule, submodules=mlp),
         mlp_bda=add,
     )
     layers = [dataclasses.replace(layer, submodules=strict)] * config.num_layers

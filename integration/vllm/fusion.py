@@ -31,6 +31,10 @@ def fuse(graph: Any) -> None:
         with graph.inserting_before(node):
             fused = graph.call_function(torch.ops.rlk.row_linear_norm.default, arguments)
         fused.meta = dict(node.meta)
+        if "eager_input_vals" in node.meta:  # the strides that the compiler keeps arguments in
+            (of_norm, _), (of_product, _) = (each.meta["eager_input_vals"] for each in (node, source))
+            seen = (*of_product[:2], *of_norm[1:4], of_product[3], of_norm[4])
+            fused.meta["eager_input_vals"] = (seen, {})
         node.replace_all_uses_with(fused)
         for dead in (node, *between, source):
             graph.erase_node(dead)

@@ -1,4 +1,6 @@
-"""vLLM's sampler with the specification's temperature, masks, log-sum-exp and logprobs. The draws stay vLLM's own."""
+"""vLLM's sampler with the specification's temperature, masks, log-sum-exp and logprobs. The draws stay vLLM's own,
+except for requests with a seed of ours.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ class StrictTopKTopPSampler(TopKTopPSampler):  # type: ignore[misc]
         # vLLM chose a method by device when it made this module; whatever it was, the masks are ours
         on_cpu = getattr(self, "forward").__name__ == "forward_cpu"  # noqa: B009 - vLLM sets it on the instance
         self._draw = super().forward_cpu if on_cpu else super().forward_native
+        #: Draws by the requests' own seeds, or None where they have none; see `integration.vllm.draws`.
+        self.drawn: Callable[[Tensor], Tensor | None] = lambda _logits: None
         self.forward: Any = self._masked
 
     def _masked(
         self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         logits = self.processed_logits(logits, k, p)
-        drawn, _ = self._draw(logits, generators, None, None)
+        drawn = self.drawn(logits)
+        if drawn is None:
+            drawn, _ = self._draw(logits, generators, None, None)
         if self.logprobs_mode == "processed_logprobs":
             return drawn, self._logprobs(logits)
         return drawn, logits if self.logprobs_mode == "processed_logits" else None

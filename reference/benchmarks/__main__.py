@@ -13,6 +13,7 @@ import numpy as np
 
 from reference.benchmarks import dots, elementwise, model
 from reference.benchmarks.measure import Measurement
+from reference.files import write_atomically
 
 #: Suites by name.
 SUITES: dict[str, Callable[[], Iterator[Measurement]]] = {
@@ -37,9 +38,8 @@ def main() -> int:
             results.append(measurement)
             print(_line(measurement), flush=True)
     if arguments.json:
-        temporary = arguments.json.with_suffix(".partial")
-        temporary.write_text(json.dumps({**_machine(), "measurements": [asdict(m) for m in results]}, indent=1) + "\n")
-        temporary.replace(arguments.json)
+        measured = {**_machine(), "measurements": [asdict(m) for m in results]}
+        write_atomically(arguments.json, json.dumps(measured, indent=1) + "\n")
     return 0 if all(measurement.reaches_target for measurement in results) else 1
 
 

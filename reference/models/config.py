@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCaus
 _MODEL_TYPES = dict(zip(SUPPORTED_ARCHITECTURES, ("qwen3", "qwen2", "llama"), strict=True))
 #: Defaults of transformers' configuration classes where they are not derived from other fields.
 _QWEN3_HEAD_DIM, _QWEN_KV_HEADS = 128, 32
+
+#: Far above any model there is: a size that a file claims decides how long its reader works.
+_LIMITS = {
+    "num_hidden_layers": 1000,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 31,
+}
+#: Bytes of the largest ``config.json`` that is read.
+_FILE_LIMIT = 16 << 20
 
 
 class UnsupportedModelError(ValueError):
@@ -48,6 +63,25 @@ class ModelConfig:
     o_bias: bool
     #: dtype of the checkpoint, by torch's name.
     dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, kind = getattr(self, f.name), f.type
+            if kind == "float" and type(value) is int:
+                continue
+            if type(value).__name__ != kind:
+                raise UnsupportedModelError(f"{f.name} {value!r} is of type {type(value).__name__}, not {kind}")
+        for name, most in _LIMITS.items():
+            if not 0 < getattr(self, name) <= most:
+                raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not from 1 to {most:,}")
+        for name in ("rms_norm_eps", "rope_theta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not a finite positive number")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UnsupportedModelError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
 
     @property
     def q_size(self) -> int:
@@ -133,12 +167,17 @@ class ModelConfig:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; a model folder holds config.json and *.safetensors")
         try:
-            return cls.from_dict(json.loads(path.read_text()))
+            if path.stat().st_size > _FILE_LIMIT:
+                raise UnsupportedModelError(f"larger than the {_FILE_LIMIT:,} bytes that a config can have")
+            data = json.loads(path.read_text())
+            if not isinstance(data, dict):
+                raise UnsupportedModelError(f"holds a {type(data).__name__}, not an object")
+            return cls.from_dict(data)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path}: {error}") from None
         except KeyError as error:
             raise UnsupportedModelError(f"{path}: field {error} is missing") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise UnsupportedModelError(f"{path}: {error}") from None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from reference.files import write_atomically
 from reference.vectors.files import DATA, vector_files
 
 
@@ -34,11 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write atomically: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)  # noqa: PTH105 - replaces on every system
+    write_atomically(path, content)
 
 
 if __name__ == "__main__":

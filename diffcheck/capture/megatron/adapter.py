@@ -13,9 +13,10 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
     Taps,
@@ -29,9 +30,10 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import MegatronStrictPath, megatron_path
 from diffcheck.capture.switches import Switch
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
@@ -63,7 +65,7 @@ class Adapter:
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
         self.version = _check_version()
-        self._strict = strict_path(options)
+        self._strict = megatron_path(options)
         self.options = options
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
@@ -82,6 +84,7 @@ class Adapter:
             progress("megatron: load", 1, 2)
             self.model = _build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
+            apply_patches(options.patches, self.model)
         except BaseException:
             self.close()
             raise
@@ -355,7 +358,7 @@ def _check_version() -> str:
     return check_release(str(megatron.core.__version__))
 
 
-def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: Any | None) -> Any:
+def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: MegatronStrictPath | None) -> Any:
     """GPTModel with every fusion off, without initial weights, in training mode."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -397,7 +400,10 @@ def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, stric
     if strict is None:
         layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
     else:
-        layers = strict.specification(settings, config.rope_theta)
+        try:
+            layers = strict.specification(settings, config.rope_theta, device=options.device)
+        except RuntimeError as error:
+            raise EngineError(f"megatron: {error}", "see rlk-diff doctor") from None
     model = GPTModel(
         settings,
         layers,

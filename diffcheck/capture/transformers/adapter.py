@@ -11,9 +11,10 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     Checkpoint,
     check_extra,
@@ -24,6 +25,7 @@ from diffcheck.capture.live import (
     observe,
     torch_dtype,
 )
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
@@ -79,6 +81,7 @@ class Adapter:
 
             torch.set_num_threads(int(extra["threads"]))
         self.model = self._load(folder)
+        apply_patches(options.patches, self.model)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Run ``plan``: phase "prefill" scores in one forward a sample, "decode" feeds one token a step from the KV

@@ -11,11 +11,12 @@ from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.base.models import resolve_model
+from diffcheck.base.progress import Progress
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, Progress, package_versions, with_logprobs
+from diffcheck.capture.adapter import CaptureResult, package_versions, with_logprobs
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import vllm_path
 from diffcheck.capture.vllm.engine import (
     EXTRA,
     LOGPROBS_MODES,
@@ -54,7 +55,7 @@ class Adapter:
             checkpoint[name]
         self.max_length = min(options.max_length, self.config.max_position_embeddings)
         prepare_environment(options, graphs=bool(self.extra["graphs"]))
-        strict_path(options)
+        vllm_path(options)
         progress("vllm: start", 0, 1)
         self._llm = start(options, self.extra, folder, self.config, self.max_length)
         self._runs = 0

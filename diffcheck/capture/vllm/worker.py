@@ -19,9 +19,10 @@ from diffcheck.base.record import KvMapping, ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.strict import strict_path
+from diffcheck.capture.strict import vllm_path
 from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
 from diffcheck.capture.vllm.loader import gather_ranks, live_digests
@@ -46,7 +47,7 @@ class Capture:
         ranks = options.tensor_parallel
         recorder = Recorder(plan, graph(config, ranks), rank=worker.rank, gather=gather_ranks if ranks > 1 else None)
         self._live = Live(plan, config, recorder, Schedule(runner), ranks)
-        self._strict = strict_path(options)
+        self._strict = vllm_path(options)
         if self._strict is not None:
             self._strict.begin(runner, self._model)
         with ExitStack() as stack:
@@ -174,6 +175,8 @@ class WorkerExtension:
     """Methods that vLLM's workers gain; each is called on all ranks."""
 
     _rlk_capture: Capture | None
+    #: Whether the live model was patched: an engine lives through many captures.
+    _rlk_patched = False
 
     def rlk_begin(self, options: str, plan: str, logprobs_mode: str, shared: bool = False) -> dict[str, Any]:
         """Put the hooks of a plan (JSON texts) on; seed the worker where requests have no seed of their own."""
@@ -183,9 +186,13 @@ class WorkerExtension:
                 import torch
 
                 torch.manual_seed(json.loads(plan)["seed"])
+            opened = EngineOptions.from_json(json.loads(options))
+            if not self._rlk_patched:
+                apply_patches(opened.patches, self.model_runner.get_model())  # type: ignore[attr-defined]
+                self._rlk_patched = True
             self._rlk_capture = Capture(
                 self,
-                EngineOptions.from_json(json.loads(options)),
+                opened,
                 CapturePlan.from_json(json.loads(plan)),
                 logprobs_mode,
                 shared,

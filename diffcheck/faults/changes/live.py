@@ -11,7 +11,7 @@ from typing import Any
 
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
-from diffcheck.capture.adapter import Progress
+from diffcheck.base.progress import Progress
 from diffcheck.capture.live import Checkpoint, torch_dtype
 from diffcheck.capture.megatron.weights import to_megatron
 from diffcheck.capture.plan import CapturePlan, EngineOptions

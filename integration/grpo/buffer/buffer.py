@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from integration.grpo.buffer.file import BufferFile, DataBufferError
-from integration.grpo.buffer.records import COLUMNS, Generated, Sample, Scored, Step, TokenIds, Weights
+from integration.grpo.buffer.records import COLUMNS, Buffered, Generated, Scored, Step, TokenIds, Weights
 from integration.grpo.buffer.schema import audit
 
 #: What a step's state is when this is the state of its sample that is furthest behind.
@@ -45,7 +45,7 @@ class Buffer(BufferFile):
 
     def plan(
         self, step: int, prompts: Sequence[Sequence[int]], group_size: int, *, rollout_version: int, seed: int
-    ) -> list[Sample]:
+    ) -> list[Buffered]:
         """Plan the next step: ``group_size`` samples of each prompt, to be rolled out with ``rollout_version``.
 
         Args:
@@ -148,7 +148,7 @@ class Buffer(BufferFile):
                 db.execute("UPDATE steps SET train_version = ? WHERE step = ?", (train_version, step))
             self._advance(db)
 
-    def consume(self, step: int) -> list[Sample]:
+    def consume(self, step: int) -> list[Buffered]:
         """Give all scored samples of ``step`` to one update, scored -> consumed; the step is then updated.
 
         Raises:
@@ -229,13 +229,13 @@ class Buffer(BufferFile):
             for table in ("samples", "steps", "weights"):
                 db.execute(f"DELETE FROM {table}")
 
-    def samples(self, step: int, states: Collection[str] | None = None) -> list[Sample]:
+    def samples(self, step: int, states: Collection[str] | None = None) -> list[Buffered]:
         """Samples of ``step``, by prompt, then group; only those in ``states``, if given."""
         with self._errors():
             rows = self._connection.execute(
                 f"SELECT {', '.join(COLUMNS)} FROM samples WHERE step = ? ORDER BY prompt_index, group_index", (step,)
             )
-            return [sample for row in rows if (sample := Sample.of(row)) and (not states or sample.state in states)]
+            return [sample for row in rows if (sample := Buffered.of(row)) and (not states or sample.state in states)]
 
     def steps(self) -> list[Step]:
         """All steps in order."""

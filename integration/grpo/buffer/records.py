@@ -36,8 +36,8 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A row of the buffer; what its state has not brought yet is None."""
+class Buffered:
+    """A sample as a row of the buffer; what its state has not brought yet is None."""
 
     id: str
     step: int
@@ -56,7 +56,7 @@ class Sample:
     seed: int
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> Sample:
+    def of(cls, row: Sequence[Any]) -> Buffered:
         """From a row of `COLUMNS`."""
         values = dict(zip(COLUMNS, row, strict=True))
         for name, kind in _ARRAYS.items():
@@ -66,7 +66,7 @@ class Sample:
 
 
 #: Columns of table samples, in order.
-COLUMNS = tuple(field.name for field in fields(Sample))
+COLUMNS = tuple(field.name for field in fields(Buffered))
 _ARRAYS = {"prompt_token_ids": "<i4", "response_token_ids": "<i4", "rollout_logprobs": "<f4", "train_logprobs": "<f4"}
 
 
@@ -90,7 +90,7 @@ class Weights:
     digest: str
 
 
-def samples_digest(samples: Iterable[Sample]) -> str:
+def samples_digest(samples: Iterable[Buffered]) -> str:
     """SHA-256 over ids, tokens and the bit patterns of both logprobs, by sample id; aborted samples are left out."""
     digest = hashlib.sha256()
     for sample in sorted(samples, key=lambda sample: sample.id):

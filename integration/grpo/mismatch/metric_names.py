@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from integration.grpo.buffer.records import Logprobs, Sample
+from integration.grpo.buffer.records import Buffered, Logprobs
 from integration.grpo.mismatch.metrics import Array, MetricsError, log_ratios, tokens_of, unequal_bits
 
 
@@ -40,7 +40,7 @@ class Tokens:
             raise MetricsError("no token to compare, or not the same tokens on each side", "pass one entry a token")
 
     @classmethod
-    def of(cls, samples: Iterable[Sample], update: Logprobs | None = None) -> Tokens:
+    def of(cls, samples: Iterable[Buffered], update: Logprobs | None = None) -> Tokens:
         """All response tokens of scored samples, in order."""
         rollout, train, place, _ = tokens_of(list(samples))
         return cls(rollout, train, place, update)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from diffcheck.base.bits import canonical
 from diffcheck.base.errors import RlkError
 from diffcheck.base.statistics import LogprobStats
-from integration.grpo.buffer.records import Logprobs, Sample
+from integration.grpo.buffer.records import Buffered, Logprobs
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -114,7 +114,7 @@ def mismatch(
     )
 
 
-def mismatch_of(samples: Iterable[Sample], train_version: int) -> Mismatch:
+def mismatch_of(samples: Iterable[Buffered], train_version: int) -> Mismatch:
     """Compare all response tokens of scored ``samples``.
 
     Raises:
@@ -135,7 +135,7 @@ def mismatch_of(samples: Iterable[Sample], train_version: int) -> Mismatch:
     return mismatch(rollout, train, np.array([sample.id for sample in chosen] or [""])[place], position)
 
 
-def tokens_of(samples: Sequence[Sample]) -> tuple[Logprobs, Logprobs, Indices, Indices]:
+def tokens_of(samples: Sequence[Buffered]) -> tuple[Logprobs, Logprobs, Indices, Indices]:
     """Rollout and train logprobs of all response tokens of scored samples, in order, with each token's place in
     ``samples`` and its position in the sample; a sample that lacks one side is left out.
     """

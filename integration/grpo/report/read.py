@@ -12,7 +12,7 @@ from typing import Any
 
 from diffcheck.base.errors import ExitCode, RlkError
 from integration.grpo.buffer import Buffer
-from integration.grpo.buffer.records import Sample, samples_digest
+from integration.grpo.buffer.records import Buffered, samples_digest
 from integration.grpo.mismatch.metric_names import Tokens, named
 from integration.grpo.mismatch.metrics import mismatch_of
 
@@ -119,7 +119,7 @@ def read_run(folder: Path) -> Run:
     _check_evidence(folder / EVIDENCE, evidence)
     config = _read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
     counts: Counter[str] = Counter()
-    prompts, used = [], list[Sample]()
+    prompts, used = [], list[Buffered]()
     with Buffer.open(folder / SAMPLES, read_only=True) as buffer:
         buffer.check()
         for step in steps:
@@ -200,7 +200,7 @@ def _text(path: Path) -> str:
         raise RunError(f"{path}: {reason}", "name the output folder of a run, with all its files") from None
 
 
-def _check_step(folder: Path, step: dict[str, Any], samples: list[Sample]) -> None:
+def _check_step(folder: Path, step: dict[str, Any], samples: list[Buffered]) -> None:
     """Hold what a step says to the samples that it was computed from, where that is exact on any machine."""
     where = f"{folder / STEPS}, line {step['step']}"
     found = samples_digest(samples)

@@ -1,8 +1,10 @@
 """Your own prompts and reward: JSON lines, and an importable function.
 
-A line is an object with ``prompt`` (text) or ``prompt_token_ids``, and whatever else the reward needs. The reward is
-named ``module:function`` and called as ``function(record, text, tokens)``: the line, the response as text (None for a
-model without tokenizer) and as token ids. It returns a finite number, the same for the same arguments.
+A line is an object with ``prompt`` (text), ``prompt_token_ids`` or ``messages`` (turns of a conversation, which the
+model's chat template puts into words; all of them are prompt, so that no earlier turn is learned from), and whatever
+else the reward needs. The reward is named ``module:function`` and called as ``function(record, text, tokens)``: the
+line, the response as text (None for a model without tokenizer) and as token ids. It returns a finite number, the same
+for the same arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from diffcheck.base.errors import InputError
-from integration.grpo.tasks.tokenizer import FolderTokenizer
+from integration.grpo.tasks.tokenizer import FolderTokenizer, end_tokens
 from reference.models.config import ModelConfig
 
 
@@ -34,8 +36,8 @@ class Task:
 
     def __init__(self, folder: Path, config: ModelConfig, seed: int, *, path: str, reward: str) -> None:
         self._seed = seed
-        self._tokenizer = FolderTokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-        self.stop_token_ids = self._tokenizer.end_tokens() if self._tokenizer else ()
+        self._tokenizer = FolderTokenizer.of(folder)
+        self.stop_token_ids = end_tokens(folder)
         self._name, self._function = reward, _imported(reward)
         self._records: dict[tuple[int, ...], dict[str, Any]] = {}
         for number, record in _lines(Path(path)):
@@ -76,14 +78,33 @@ class Task:
 
     def _prompt(self, record: dict[str, Any], where: str, vocabulary: int) -> tuple[int, ...]:
         tokens: Any = record.get("prompt_token_ids")
+        given = [name for name in ("prompt", "prompt_token_ids", "messages") if record.get(name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{where}: {' and '.join(given)} at once", "give one of them")
         if tokens is None:
-            text = record.get("prompt")
-            if not isinstance(text, str) or self._tokenizer is None:
-                raise InputError(f"{where}: needs prompt_token_ids, or prompt and a model with a tokenizer", "add one")
-            tokens = self._tokenizer.encode(text)
+            text, messages = record.get("prompt"), record.get("messages")
+            if self._tokenizer is None or (not isinstance(text, str) and messages is None):
+                raise InputError(
+                    f"{where}: needs prompt_token_ids, or prompt or messages and a model with a tokenizer", "add one"
+                )
+            if messages is not None:
+                tokens = self._tokenizer.chat(_messages(messages, where))
+            else:
+                tokens = self._tokenizer.encode(str(text))
         if not tokens or not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
             raise InputError(f"{where}: prompt_token_ids are no ids below {vocabulary}, or none", "give token ids")
         return tuple(tokens)
+
+
+def _messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{where}: messages is no list of turns", 'for example [{"role": "user", "content": "Hi"}]')
+    for place, turn in enumerate(messages):
+        if not (isinstance(turn, dict) and isinstance(turn.get("role"), str) and "content" in turn):
+            raise InputError(f"{where}: messages[{place}] lacks role or content", "give each turn both")
+    if messages[-1]["role"] == "assistant":
+        raise InputError(f"{where}: the last of messages is the assistant's", "end with what it is to answer")
+    return messages
 
 
 def _imported(name: str) -> Callable[..., Any]:

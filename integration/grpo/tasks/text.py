@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from integration.grpo.tasks.tokenizer import FolderTokenizer
+from integration.grpo.tasks.tokenizer import FolderTokenizer, end_tokens
 from reference.models.config import ModelConfig
 
 LETTERS = "abcdefghijklmnoprstuvw"
@@ -31,7 +31,7 @@ class Task:
 
     def __init__(self, folder: Path, config: ModelConfig, seed: int, preamble: str = "") -> None:
         self._tokenizer, self._seed = FolderTokenizer(folder), seed
-        self.stop_token_ids = self._tokenizer.end_tokens()
+        self.stop_token_ids = end_tokens(folder)
         self._asked = [(letter, preamble + text.format(letter)) for text in _PROMPTS for letter in LETTERS]
         self._tokens = [self._tokenizer.encode(text) for _, text in self._asked]
         self._letter = {tokens: letter for tokens, (letter, _) in zip(self._tokens, self._asked, strict=True)}

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from diffcheck.base.progress import silent
+from diffcheck.base.serving import end, serve
+from diffcheck.base.workers import Workers
 from diffcheck.capture.plan import EngineOptions
-from diffcheck.capture.session import Workers
-from diffcheck.capture.worker import die_with_parent, end, serve
 from integration.grpo.config import GrpoConfig
 
 
@@ -59,7 +60,7 @@ class ProcessActor:
     """
 
     def __init__(self, name: str, module: str, ranks: int, options: dict[str, Any], log: Path) -> None:
-        self._workers = Workers(name, module, ranks, quiet, log)
+        self._workers = Workers(name, module, ranks, silent, log)
         self._workers.send({"open": options})
         self._is_busy = True
 
@@ -110,13 +111,8 @@ class _Served:
 
 def main(make: Callable[[dict[str, Any]], Any]) -> None:
     """Run an actor in this process until its driver ends it, or ends."""
-    die_with_parent()
     serve(lambda options, _progress: _Served(make(options)))
     end()
-
-
-def quiet(_what: str, _done: int, _total: int) -> None:
-    """For an adapter whose progress nobody watches."""
 
 
 def engine_options(engine: str, config: GrpoConfig, options: dict[str, Any], **own: Any) -> EngineOptions:

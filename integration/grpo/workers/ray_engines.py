@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import EngineDiedError, EngineError, InputError, RlkError
-from diffcheck.capture.session import ENVIRONMENT, told_error
-from diffcheck.capture.worker import describe_error
+from diffcheck.base.serving import describe_error
+from diffcheck.base.workers import ENVIRONMENT, told_error
 from diffcheck.trace.reader import Trace
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import Actor

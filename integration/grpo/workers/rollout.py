@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diffcheck.base.errors import EngineError
+from diffcheck.base.progress import silent
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.vllm import Adapter
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
+from integration.grpo.workers.counts import add_operators
 from integration.grpo.workers.weights import read_weights
-from integration.vllm import following
+from integration.vllm import draws, following
 from integration.vllm.following import graphs_run
 from integration.vllm.in_place import InPlaceSync
 from integration.vllm.sync import WeightSync, WeightSyncError
@@ -27,12 +29,13 @@ class Rollout:
     """A live vLLM.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``stop`` tokens and
+            ``hidden`` ones, which are never drawn.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._config = config = GrpoConfig(**options["config"])
-        self._stop = list(options["stop"])
+        self._stop, hidden = list(options["stop"]), frozenset(options["hidden"])
         self._adapter = Adapter(
             engine_options(
                 "vllm",
@@ -41,13 +44,17 @@ class Rollout:
                 max_sequences=config.max_sequences,
                 extra=_switches(config, int(options["max_length"])),
             ),
-            quiet,
+            silent,
         )
+        vocabulary = range(self._adapter.config.vocab_size)
+        self._allowed = [token for token in vocabulary if token not in hidden] if hidden else None
         self._files = WeightSync(self._adapter.llm, self._adapter.config)
         self._memory = InPlaceSync(self._adapter.llm, self._adapter.config)
         #: What the live weights came by.
         self._sync: WeightSync | InPlaceSync = self._files
         self._rpc(following.follow)
+        if config.followed is not None:
+            self._rpc(draws.install)
         self._total: Counter[str] = Counter()
         self._wrapped: Counter[str] = Counter()
         self._operators: dict[str, dict[str, Any]] = {}
@@ -103,7 +110,7 @@ class Rollout:
 
     def capture(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Run a capture plan with the weights that are live."""
-        return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+        return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all rollouts of this engine so far."""
@@ -135,12 +142,14 @@ class Rollout:
             top_k=self._config.top_k,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
-            # Of its own, so that its draws do not depend on what else is in flight.
-            seed=seed,
+            # Of its own, so that its draws do not depend on what else is in flight; a strict engine's not on the device
+            # either.
+            **({"seed": seed} if self._config.followed is None else {"extra_args": {draws.SEED: seed}}),
             logprobs=0,
             detokenize=False,
             ignore_eos=True,
             stop_token_ids=self._stop,
+            allowed_token_ids=self._allowed,
         )
 
     def _count(self, facts: dict[str, Any]) -> None:
@@ -151,9 +160,7 @@ class Rollout:
         # As the wrappers of vLLM's graphs say it; replays since this rollout began, captures since the start.
         for name, count in facts.pop("graphs", {}).items():
             self._wrapped[name] = count + (self._wrapped[name] if name.startswith("replayed") else 0)
-        for name, entry in facts.pop("operators", {}).items():
-            total = self._operators.setdefault(name, {**entry, "calls": 0})
-            total["calls"] += entry["calls"]
+        add_operators(self._operators, facts.pop("operators", {}))
         self._strict = facts
 
     def _rpc(self, function: Callable[[Any], Any]) -> list[Any]:
@@ -171,7 +178,7 @@ class Rollout:
 
 def _switches(config: GrpoConfig, max_length: int) -> dict[str, Any]:
     """How vLLM is started; see `diffcheck.capture.vllm.engine.EXTRA`."""
-    # vLLM on a CPU cannot draw with a request's own seed while its prompt is prefilled in chunks.
+    # vLLM on a CPU cannot draw with a generator of the request's own while its prompt is prefilled in chunks.
     unchunked = max(2048, config.max_sequences * max_length) if config.engine == "cpu" else None
     return {
         # The distribution that is drawn from, which the trainer recomputes.

@@ -29,6 +29,8 @@ class Shaping:
     temperature: float
     top_k: int | None
     top_p: float | None
+    #: Token ids that were never drawn: their logits are -inf.
+    hidden: tuple[int, ...] = ()
 
 
 def batches(count: int, size: int) -> Iterator[range]:
@@ -57,11 +59,23 @@ def response_logprobs(
     tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     positions = torch.arange(width, device=device).expand(len(ids), width)
     future = torch.ones(1, 1, width, width, dtype=torch.bool, device=device).triu(1)
-    logits = adapter.model(tokens, positions, future)
+    logits = _without(adapter.model(tokens, positions, future), shaping.hidden, adapter.rank)
     score = _strict if strict else _native
     values = score(adapter, logits, targets, shaping)
     spans = [(len(s.prompt) - 1, len(s.prompt) + len(s.response) - 1) for s in sequences]
     return [row[first:last] for row, (first, last) in zip(values, spans, strict=True)]
+
+
+def _without(logits: Tensor, hidden: Sequence[int], rank: int) -> Tensor:
+    """This rank's logits with -inf in the columns of ``hidden``, as vLLM's mask of allowed tokens leaves them."""
+    if not hidden:
+        return logits
+    import torch
+
+    first, width = rank * logits.shape[-1], logits.shape[-1]
+    mask = torch.zeros(width, dtype=torch.bool, device=logits.device)
+    mask[[token - first for token in hidden if first <= token < first + width]] = True
+    return logits.masked_fill(mask, -float("inf"))
 
 
 def _strict(adapter: Any, logits: Tensor, targets: Tensor, shaping: Shaping) -> Tensor:

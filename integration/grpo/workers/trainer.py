@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -10,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.progress import silent
 from diffcheck.base.record import weight_digest
 from diffcheck.capture.megatron import Adapter
 from diffcheck.capture.megatron.weights import parameters
 from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
-from integration.grpo.workers.actors import engine_options, main, quiet
+from integration.grpo.workers.actors import engine_options, main
+from integration.grpo.workers.counts import add_operators
 from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
@@ -33,7 +34,8 @@ class Trainer:
     rollouts of its run still need.
 
     Args:
-        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence.
+        options: ``config`` (a `GrpoConfig`), ``folder`` of the model, ``max_length`` of a sequence, ``hidden`` tokens,
+            which rollouts never draw.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -46,9 +48,10 @@ class Trainer:
                 options,
                 extra={"micro_batch": config.micro_batch, "threads": config.threads},
             ),
-            quiet,
+            silent,
         )
-        self._shaping = Shaping(config.temperature, config.top_k or None, config.top_p if config.top_p < 1 else None)
+        top_p = config.top_p if config.top_p < 1 else None
+        self._shaping = Shaping(config.temperature, config.top_k or None, top_p, tuple(options["hidden"]))
         self._live = dict(self._adapter.model.named_parameters())
         self._device = next(iter(self._live.values())).device
         shared = [p.megatron for p in parameters(self._adapter.config) if p.layout == "replicated"]
@@ -58,7 +61,7 @@ class Trainer:
         self._version = 0
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._forwards = 0
-        self._operators: Counter[str] = Counter()
+        self._operators: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] = {}
         self._shared: SharedWeights | None = None
         self._keep()
@@ -98,12 +101,17 @@ class Trainer:
         Raises:
             EngineError: the gradient is not finite. That step was not made.
         """
+        from integration.megatron import sums
+
         samples = [TokenSequence.from_json(data) for data in sequences]
         lengths = [len(sample.response) for sample in samples]
         total, weighting = sum(lengths), token_weights(lengths, self._config.loss_level, self._config.max_tokens)
         clipped, kl, loss, norm = 0, 0.0, 0.0, 0.0
         for _ in range(self._config.epochs):
             self._optimizer.clear()
+            if self._strict:
+                # Sums that go on from micro-batch to micro-batch: their size changes no bit.
+                sums.keep(self._live.values())
             loss = 0.0
             with self._counted():
                 for batch in batches(len(samples), self._config.micro_batch):
@@ -111,6 +119,8 @@ class Trainer:
                     part.loss.backward()
                     self._optimizer.accumulate()
                     loss, clipped, kl = loss + float(part.loss.detach()), clipped + part.clipped, kl + part.kl
+            if self._strict:
+                self._take_sums()
             self._sum_heads()
             try:
                 norm = self._optimizer.step()
@@ -206,7 +216,7 @@ class Trainer:
     def capture(self, plan: dict[str, Any], version: int) -> dict[str, Any]:
         """Run a capture plan with a kept version."""
         with self._as(version):
-            return self._adapter.capture(CapturePlan.from_json(plan), quiet).to_json()
+            return self._adapter.capture(CapturePlan.from_json(plan), silent).to_json()
 
     def evidence(self) -> dict[str, Any]:
         """What ran in all forwards of this trainer so far."""
@@ -216,10 +226,7 @@ class Trainer:
         return {
             "engine": f"Megatron-core {self._adapter.version}",
             "forwards": self._forwards,
-            "operators": {
-                name: {"calls": calls, "contract_id": self._facts["operators"][name]["contract_id"]}
-                for name, calls in sorted(self._operators.items())
-            },
+            "operators": dict(sorted(self._operators.items())),
             "collectives": {"backend": str(dist.get_backend()), "ranks": dist.get_world_size()},
             "threads": torch.get_num_threads(),
             "fallbacks": 0,
@@ -288,7 +295,7 @@ class Trainer:
         _in_place(lambda: plugin.begin(self._adapter.model))
         yield
         facts = _in_place(lambda: plugin.evidence(self._adapter.model, self._forwards - before))
-        self._operators.update({name: entry["calls"] for name, entry in facts["operators"].items()})
+        _in_place(lambda: add_operators(self._operators, facts["operators"]))
         self._facts = facts
 
     @contextmanager
@@ -321,6 +328,13 @@ class Trainer:
         needed = {0} if self._config.kl_coef else set()
         oldest = self._version - self._config.staleness
         self._kept = {v: weights for v, weights in self._kept.items() if v >= oldest or v in needed}
+
+    def _take_sums(self) -> None:
+        """Hand the kept sums to the optimizer as gradients."""
+        from integration.megatron import sums
+
+        self._optimizer.take({name: sums.gradient(parameter) for name, parameter in self._live.items()})
+        sums.release(self._live.values())
 
     def _sum_heads(self) -> None:
         if self._config.tp == 1:

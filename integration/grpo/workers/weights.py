@@ -10,6 +10,7 @@ from typing import Any
 
 from diffcheck.base.errors import InputError
 from diffcheck.base.record import weight_digest
+from reference.files import to_disk
 
 Tensor = Any
 
@@ -32,7 +33,9 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, staging)
+        to_disk(staging)
         staging.replace(path)
+        to_disk(path.parent)
     except (OSError, SafetensorError) as error:
         staging.unlink(missing_ok=True)
         raise InputError(f"{path}: {error}", "free some space, or make the folder writable; then resume") from None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from tests.diffcheck.synthetic import flip, header, pair, values, write
 REFERENCE = ["localize", "--rollout", "reference", "--train", "reference"]
 
 
-def rlk(*arguments: str) -> subprocess.CompletedProcess[str]:
+def rlk(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """In this process: another interpreter's start takes longer than most of these commands."""
-    done = in_process.rlk(*arguments)
+    with chdir(cwd or Path.cwd()):
+        done = in_process.rlk(*arguments)
     return subprocess.CompletedProcess(arguments, done.code, done.out, done.err)
 
 

@@ -212,7 +212,7 @@ def test_missing_observations_are_named(capture: Capture, model: Path) -> None:
     attention = infer(sampled, "layers.0.self_attn.attention", model)
     assert attention.status == "inconclusive" and "holds only some" in attention.reason
     with pytest.raises(UnknowableError, match="not captured"):
-        site(capture("strict-v1", layers=(1, 2)), "layers.0.mlp.act", weights_of(sampled, model))
+        site(capture("strict-v1", layers=(0, 0)), "layers.0.mlp.act", weights_of(sampled, model))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

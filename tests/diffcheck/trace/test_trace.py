@@ -12,7 +12,7 @@ import pytest
 from diffcheck.base.errors import TraceError
 from diffcheck.localize import localize
 from diffcheck.trace.reader import Trace
-from diffcheck.trace.schema import HEADER
+from diffcheck.trace.schema import HEADER, SEAL, seal
 from diffcheck.trace.writer import TraceWriter
 from tests.diffcheck.synthetic import header, values, write
 
@@ -21,7 +21,8 @@ def edit(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignor
     path = folder / HEADER
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    data.pop(SEAL)
+    path.write_text(seal(data))
 
 
 def read_all(folder: Path) -> None:
@@ -61,7 +62,7 @@ def test_many_files_when_a_trace_is_large(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(schema=2), "schema 2"),
+        (lambda d: d.update(schema=3), "schema 3"),
         (lambda d: d.pop("schema"), "'schema' is missing"),
         (lambda d: d.pop("phase"), "'phase' is missing"),
         (lambda d: d.update(colour=1), "'colour'"),

@@ -18,7 +18,7 @@ from fastpath.machine_code.catalogue import calls, contract
 from fastpath.machine_code.check import Report, check, examine, planned
 from fastpath.machine_code.code import Code, compile_plan
 from fastpath.machine_code.rules import EXPECTATIONS, RULES
-from reference.contract.base import CONTRACTS
+from reference.contract.base import CONTRACTS, GRADIENTS
 from tests.fastpath.machine_code import wrong_kernels as wrong
 
 ROOT = Path(__file__).parents[3]
@@ -156,6 +156,7 @@ def test_catalogue_reaches_every_operator_of_this_package() -> None:
     assert set(EXPECTATIONS) <= set(CONTRACTS)
     reached = {launch.contract.operator for _, launch in planned("sm_90", calls())}
     assert {"embedding", "rms_norm", "qk_norm", "rope", "swiglu", "residual_add", "kv_cache", "attention"} <= reached
+    assert {name for name in GRADIENTS if name != "entropy_backward"} <= reached
 
 
 def test_unknown_target_and_call_are_refused() -> None:

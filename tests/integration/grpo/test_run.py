@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 from io import StringIO
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from diffcheck.base.errors import EngineError, ExitCode, InputError, RlkError
+from diffcheck.base.models import resolve_model
 from integration.grpo.buffer import Buffer, sample_id
-from integration.grpo.buffer.records import Sample
+from integration.grpo.buffer.records import Buffered
 from integration.grpo.config import GrpoConfig
 from integration.grpo.loop import Run, check_scores
 from integration.grpo.report.command import write
@@ -159,7 +161,7 @@ def test_a_spoilt_rollout_is_refused_and_the_run_goes_on_without_a_trace_of_it(
 def test_a_recomputed_logprob_that_is_no_number_is_named(value: float) -> None:
     prompt, seed = np.array([5, 6], np.int32), 1
     samples = [
-        Sample(sample_id(1, p, 0), 1, p, 0, "rewarded", 0, prompt, prompt, None, None, 1.0, None, "length", seed)
+        Buffered(sample_id(1, p, 0), 1, p, 0, "rewarded", 0, prompt, prompt, None, None, 1.0, None, "length", seed)
         for p in range(2)
     ]
     check_scores(samples, [[-1.0, 0.0], [-2.0, -3.0]], "trainer")
@@ -167,6 +169,34 @@ def test_a_recomputed_logprob_that_is_no_number_is_named(value: float) -> None:
         EngineError, match=f"sample s000001-p01-g0: the trainer's logprob of response token 1 is {value}"
     ):
         check_scores(samples, [[-1.0, 0.0], [-2.0, value]], "trainer")
+
+
+def share_of_ends(record: dict[str, Any], text: str | None, tokens: list[int]) -> float:
+    """A reward that a test names: 1 for a response of tokens of the tokenizer that ends where one of them ends it."""
+    return float(max(tokens) < 400 and not any(token >= 300 for token in tokens[:-1]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["strict", "native"])
+def test_ends_of_the_model_and_ids_without_text_are_heeded(mode: str, tmp_path: Path) -> None:
+    """A model of 509 ids, a tokenizer of 400, of which the last hundred end a text."""
+    from tokenizers import Tokenizer, models
+
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model("tiny-qwen3")[0], folder)
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(400)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(300, 400))}))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_token_ids": [5, 6]}\n{"prompt_token_ids": [7, 8]}\n')
+    config = (
+        f'model = "{folder}"\nmode = "{mode}"\ntask = "jsonl"\nprompts_per_step = 2\ngroup_size = 8\n'
+        f'preflight_stride = 0\n[task_options]\npath = "{tmp_path}/prompts.jsonl"\n'
+        'reward = "tests.integration.grpo.test_run:share_of_ends"\n'
+    )
+    done = finish(command(tmp_path / "run", "--steps", "1", config=config))
+    assert done.returncode == 0 and "109 token ids of the model are not the tokenizer's" in done.stderr
+    (record,) = records(tmp_path / "run")
+    assert record["reward_mean"] == 1 and record["max_abs_diff"] < 0.1
+    assert record["response_tokens"] < 16 * 16 and (mode == "native" or record["mismatch_count"] == 0)
 
 
 @pytest.mark.exhaustive

@@ -138,6 +138,26 @@ def test_gradients_are_summed_in_float32_and_the_norm_counts_shared_ones_once() 
     assert own.step() == pytest.approx((2 * 2 * square + square) ** 0.5, rel=1e-6)
 
 
+def test_two_steps_are_those_of_adamw() -> None:
+    """PyTorch's, which rounds elsewhere, on the same float32 gradients; and the model gets the rounded weights."""
+    parameters = fresh()
+    own = optimizer(parameters, max_grad_norm=0.0, weight_decay=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3)
+    theirs = {name: torch.nn.Parameter(p.detach().float()) for name, p in parameters.items()}
+    adam = torch.optim.AdamW(theirs.values(), lr=0.05, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
+    for step in range(2):
+        own.clear()
+        for name, parameter in parameters.items():
+            gradient = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+            parameter.grad, theirs[name].grad = gradient, gradient.float()
+        own.accumulate()
+        own.step()
+        adam.step()
+    for name, parameter in parameters.items():
+        master = own.state()[f"master.{name}"]
+        torch.testing.assert_close(master, theirs[name].detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(parameter.detach(), master.bfloat16())
+
+
 @pytest.mark.parametrize("limit", [0.0, 0.5, 1e9])
 def test_a_long_gradient_is_scaled_down_to_the_limit(limit: float) -> None:
     """The first moment is (1 - beta1) of what the optimizer was given: AdamW's own step hides the scale."""
