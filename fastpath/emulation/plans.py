@@ -56,7 +56,7 @@ def _memory(plan: Plan) -> list[torch.Tensor]:
         value.data_ptr(): value.untyped_storage() for value in plan.arguments if isinstance(value, torch.Tensor)
     }
     distinct = {storage.data_ptr(): storage for storage in storages.values() if storage.nbytes()}
-    return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in distinct.values()]  # type: ignore[call-overload]
+    return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in distinct.values()]
 
 
 __all__ = ["ExecutionError", "code_of", "execute", "executed"]
