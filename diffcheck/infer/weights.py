@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from diffcheck.base.bits import to_float32, uint_type
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.record import weight_digest
+from diffcheck.base.weight_files import places_in, read_weight
 from reference.checks import Float32Array
 from reference.formats import FORMATS
 from reference.rounding import round_to
-
-#: safetensors' names of the formats that a checkpoint may have.
-_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 class TracedWeights:
@@ -31,9 +24,7 @@ class TracedWeights:
 
     def __init__(self, folder: Path, digests: Mapping[str, str], dtype: str) -> None:
         self._folder, self._digests, self._dtype = folder, digests, dtype
-        self._where: dict[str, tuple[Path, str, tuple[int, ...], int]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            self._where.update(_index(path))
+        self._where = places_in(folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self._digests
@@ -47,9 +38,7 @@ class TracedWeights:
         """
         if name not in self._where:
             raise InputError(f"{self._folder}: weight {name} is missing", "give the traced model's folder with --model")
-        path, dtype, shape, offset = self._where[name]
-        bits = np.memmap(path, uint_type(dtype), "r", offset, shape)
-        values = to_float32(np.ascontiguousarray(bits), dtype)
+        values = read_weight(self._where[name])
         # An engine may keep a norm's weight in float32 in a bfloat16 model, so both forms are candidates.
         for held in (values, round_to(values, FORMATS[self._dtype])):
             if weight_digest(held) == self._digests.get(name):
@@ -59,19 +48,3 @@ class TracedWeights:
             "give the traced model's own folder with --model; weights changed on purpose cannot be inferred over",
             ExitCode.NOT_COMPARABLE,
         )
-
-
-def _index(path: Path) -> dict[str, tuple[Path, str, tuple[int, ...], int]]:
-    """Name -> (file, dtype, shape, offset in bytes), from the header of a safetensors file."""
-    try:
-        with path.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header: dict[str, Any] = json.loads(stream.read(size))
-        found = {}
-        for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] in _DTYPES:
-                start = 8 + size + int(entry["data_offsets"][0])
-                found[name] = (path, _DTYPES[entry["dtype"]], tuple(entry["shape"]), start)
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a safetensors file: {error}", "copy the model again") from None
