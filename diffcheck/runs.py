@@ -14,6 +14,7 @@ from typing import Any
 from diffcheck.ablate import Side, ablate
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
+from diffcheck.base.model_notes import model_notes
 from diffcheck.base.models import built_in_samples, resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.recorded import RECORDED
@@ -22,6 +23,7 @@ from diffcheck.capture.adapter import ENGINES, GENERATING, CaptureResult
 from diffcheck.capture.graph_run import graph_run, note_of
 from diffcheck.capture.matching import check_matches
 from diffcheck.capture.overrides import Override, apply_overrides
+from diffcheck.capture.patches import Patch
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.recorded import write_recorded
 from diffcheck.capture.session import EngineSession
@@ -62,6 +64,8 @@ class RunSettings:
     overrides: tuple[Override, ...] = ()
     #: Switches of the engine, NAME=VALUE; the rollout side's where there are two.
     options: tuple[str, ...] = ()
+    #: Functions that change a live model before the run, of either side.
+    patches: tuple[Patch, ...] = ()
     #: The train side's, where they are not the rollout's.
     train_phase: Phase | None = None
     train_tensor_parallel: int | None = None
@@ -191,6 +195,9 @@ def _check_sides(settings: RunSettings, rollout: str, train: str) -> None:
             raise InputError(
                 f"--{role}-option {switches[0]}: the {role} side is no live engine", "give options to a side that runs"
             )
+        for patch in settings.patches:
+            if patch.side == role:
+                raise InputError(f"--patch {patch.file}: the {role} side is no live engine", "patch a side that runs")
         for override in settings.overrides:
             if override.side == role:
                 raise InputError(
@@ -222,8 +229,14 @@ def choose_samples(settings: RunSettings, model: LoadedModel, engine: str) -> li
     return samples
 
 
-def engine_options(settings: RunSettings, model: LoadedModel, engine: str, samples: Sequence[Sample]) -> EngineOptions:
-    """How to start ``engine`` for these samples."""
+def engine_options(
+    settings: RunSettings, model: LoadedModel, engine: str, samples: Sequence[Sample], role: str = "train"
+) -> EngineOptions:
+    """How to start ``engine`` for these samples.
+
+    Args:
+        role: "rollout" or "train": patches of that side apply.
+    """
     c = model.config
     longest = max(len(s.token_ids) + (0 if s.response_token_ids else settings.generate) for s in samples)
     if longest > c.max_position_embeddings:
@@ -236,6 +249,7 @@ def engine_options(settings: RunSettings, model: LoadedModel, engine: str, sampl
             raise InputError(
                 f"--tp {settings.tensor_parallel}: {count} {what} cannot be divided by it", "choose a divisor as --tp"
             )
+    patches = tuple((str(p.file), p.function) for p in settings.patches if p.side == role)
     return EngineOptions(
         engine=engine,
         model=model.folder,
@@ -247,9 +261,10 @@ def engine_options(settings: RunSettings, model: LoadedModel, engine: str, sampl
         # last token.
         max_length=min(c.max_position_embeddings, -(-(longest + 1) // 64) * 64),
         max_sequences=max(8, min(len(samples), 64)),
-        # On a GPU vLLM is judged as it serves: see `graph_run`.
-        extra=({"graphs": True} if engine == "vllm" and settings.device == "cuda" else {})
+        # On a GPU vLLM is judged as it serves: see `graph_run`. A replayed graph would not run a patch.
+        extra=({"graphs": True} if engine == "vllm" and settings.device == "cuda" and not patches else {})
         | parse_switches(engine, settings.options, "option"),
+        patches=patches,
     )
 
 
@@ -286,9 +301,9 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
         RlkError: anything a user can mend.
     """
     if engine == RECORDED:
-        if settings.options or settings.overrides:
+        if settings.options or settings.overrides or settings.patches:
             raise InputError(
-                f"--engine {RECORDED} runs no engine that could be changed", "leave --option, --override out"
+                f"--engine {RECORDED} runs no engine that could be changed", "leave --option, --override, --patch out"
             )
         if settings.samples is None:
             raise InputError(f"--engine {RECORDED} needs a file with rollout_logprobs", "give it with --samples")
@@ -303,6 +318,42 @@ def run_capture(settings: RunSettings, engine: str, out: Path, progress: Progres
     check_matches(plan, graph(model.config, options.tensor_parallel))
     with EngineSession(options, progress, _log(settings, engine, "capture")) as session:
         return session.capture(plan)
+
+
+def run_compare(
+    left: Path,
+    right: Path,
+    progress: Progress,
+    *,
+    model: str | None = None,
+    infer: bool = False,
+    html: Path | None = None,
+) -> Verdict:
+    """``rlk-diff compare``: two traces, no engine.
+
+    Args:
+        model: the traced model, where it is not found by itself. Only inference reads it.
+        infer: find each side's contract at the first divergence.
+        html: write the verdict as a page.
+
+    Raises:
+        InputError: the traced model is not found, or a side is a record.
+        TraceError: a trace is damaged.
+    """
+    ours = Trace(left)
+    theirs = join(ours, Trace(right))
+    for trace in (ours, theirs):
+        if infer and trace.header.engine == RECORDED:
+            raise InputError(f"{trace.folder}: --infer: a record holds no operator's values", "compare without --infer")
+    verdict = localize(ours, theirs, progress)
+    if infer and verdict.first_divergence:
+        folder = find_model(ours.header, model, lambda text: progress(text, 0, 0))
+        explain(verdict, ours, theirs, folder, progress=progress)
+    if html:
+        from diffcheck.report.html import write_report
+
+        write_report(html, verdict, ours, theirs, progress)
+    return verdict
 
 
 @dataclass
@@ -357,6 +408,9 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
             if settings.ablate:
                 _ablate(verdict, sides, model, settings, progress)
                 timings.mark("ablate")
+        if any(side.session for side in sides.values()):
+            folder_of_model, _ = resolve_model(settings.model)
+            verdict.notes += model_notes(folder_of_model, settings.dtype)
         verdict.evidence["seconds"] = timings.seconds
         if settings.html:
             from diffcheck.report.html import write_report
@@ -447,7 +501,7 @@ def _capture_sides(
         shutil.rmtree(out, ignore_errors=True)
         options, plan = apply_overrides(
             [o for o in settings.overrides if o.side == side and o.field != "swap_tokens"],
-            engine_options(own, model, name, samples),
+            engine_options(own, model, name, samples, side),
             capture_plan(own, samples, out),
         )
         check_matches(plan, graph(model.config, options.tensor_parallel))

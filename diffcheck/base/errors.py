@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+#: Lines that say only that something went wrong.
+_UNTELLING = ("validation error for", "validation errors for", "root cause", "for further information visit")
+
 
 class ExitCode(IntEnum):
     """Exit codes of ``rlk-diff``. Comparing zero boundaries or zero tokens is never EQUAL."""
@@ -13,6 +16,31 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOT_COMPARABLE = 3
     INCONCLUSIVE = 4
+
+
+def telling_line(error: BaseException) -> str:
+    """The line of an exception that says what went wrong, at most 300 characters.
+
+    Validators put a count first ("1 validation error for ModelConfig") and the reason after it; engines that run
+    elsewhere say "see root cause above" and keep the reason in the exception that they came from.
+    """
+    seen: BaseException | None = error
+    best = ""
+    while seen is not None:
+        lines = [line.strip() for line in str(seen).splitlines() if line.strip()]
+        telling = [line for line in lines if not any(word in line.lower() for word in _UNTELLING)]
+        if telling:
+            # A validator names the field on a line of its own.
+            first = ": ".join(telling[:2]) if telling[0].isidentifier() else telling[0]
+            best = _without_type(next((line for line in telling if line.startswith("Value error, ")), first))
+            if not any("root cause" in line.lower() for line in lines):
+                break
+        seen = seen.__cause__ or seen.__context__
+    return (best or type(error).__name__)[:300]
+
+
+def _without_type(line: str) -> str:
+    return line.removeprefix("Value error, ").partition(" [type=")[0]
 
 
 class RlkError(Exception):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
+from diffcheck.base.checkpoint import check_checkpoint, read_checkpoint
 from diffcheck.base.errors import InputError
 from diffcheck.base.files import disk_error
 from diffcheck.base.samples import Sample
@@ -124,7 +125,8 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
     """Folder and config of a built-in model (made if it is not in the cache yet) or of a Hugging Face folder.
 
     Raises:
-        InputError: no such folder, a foreign folder, an unsupported architecture, or no weights in it; each named.
+        InputError: no such folder, a foreign folder, an unsupported architecture, or weights that are not those of its
+            config.json; each named.
     """
     if name in BUILT_IN:
         folder = cache_folder() / f"{name}-{_RECIPE}"
@@ -146,8 +148,7 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
             "supported are dense Qwen3, Qwen2 and Llama folders whose config.json is understood (docs/inputs.md); "
             "take out a key only if it changes nothing",
         ) from None
-    if not list(folder.glob("*.safetensors")):
-        raise InputError(f"{folder}: no *.safetensors in it", "save the model with safetensors")
+    check_checkpoint(read_checkpoint(folder), config)
     return folder.resolve(), config
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from diffcheck.base.errors import EngineError, RlkError
+from diffcheck.base.errors import EngineError, RlkError, telling_line
 from diffcheck.base.extras import missing
 from diffcheck.base.files import disk_error
 from diffcheck.base.progress import Progress
@@ -98,22 +98,18 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         remedy = "use a smaller --layers range, fewer samples, or --level digest"
         return {
-            "cause": f"the engine ran out of memory: {_first_line(error)}",
+            "cause": f"the engine ran out of memory: {telling_line(error)}",
             "remedy": remedy,
             "exit_code": 2,
             "trace": trace,
         }
     if "address already in use" in str(error).lower() or "eaddrinuse" in str(error).lower():
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
-        return {"cause": f"port in use: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+        return {"cause": f"port in use: {telling_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
     if isinstance(error, ImportError):
         cause, remedy = missing(error)
         return {"cause": cause, "remedy": remedy, "exit_code": 2, "trace": trace}
     if isinstance(error, OSError) or "I/O error" in str(error):
         return {**disk_error(error)._asdict(), "exit_code": 2, "trace": trace}
     remedy = "run again with --debug for the stack trace and the engine's own log"
-    return {"cause": f"{type(error).__name__}: {_first_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
+    return {"cause": f"{type(error).__name__}: {telling_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}

@@ -16,6 +16,7 @@ from diffcheck.base.errors import InputError
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
+from diffcheck.capture.patches import Patch
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import expected_rows
@@ -139,6 +140,7 @@ def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Record
     """
     lines = [f"model {k} = {v}" for k, v in options.model_overrides.items()]
     lines += [f"weight {name}[{index}]: bit {bit} flipped" for name, index, bit in options.weight_flips]
+    lines += [Patch("", Path(file), name).in_words() for file, name in options.patches]
     if plan.position_offset:
         lines.append(f"positions + {plan.position_offset}")
     lines += plan.changes

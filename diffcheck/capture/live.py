@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from diffcheck.base.bits import DTYPES, to_float32
+from diffcheck.base.checkpoint import read_checkpoint
 from diffcheck.base.errors import InputError
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
@@ -148,10 +149,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def __init__(self, folder: Path, dtype: Any, flips: Sequence[tuple[str, int, int]] = ()) -> None:
         self._folder, self._dtype, self._flips = folder, dtype, flips
-        self._file: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            with _open(path) as handle:
-                self._file.update(dict.fromkeys(handle.keys(), path))
+        self._file = {name: weight.file for name, weight in read_checkpoint(folder).weights.items()}
         for name, _, _ in flips:
             if name not in self._file:
                 raise InputError(

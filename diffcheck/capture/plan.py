@@ -33,6 +33,8 @@ class EngineOptions:
     model_overrides: dict[str, Any] = field(default_factory=dict)
     #: Flip one bit of a weight before it is loaded: [HF name, flat index, bit].
     weight_flips: tuple[tuple[str, int, int], ...] = ()
+    #: Functions called with the live model before the first run: [absolute file, name].
+    patches: tuple[tuple[str, str], ...] = ()
     #: Engine-specific switches, e.g. {"block_size": 32}; an adapter refuses names it does not know.
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -42,7 +44,8 @@ class EngineOptions:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EngineOptions:
         flips = tuple((str(n), int(i), int(b)) for n, i, b in data.get("weight_flips", ()))
-        return cls(**{**data, "model": Path(data["model"]), "weight_flips": flips})
+        patches = tuple((str(file), str(name)) for file, name in data.get("patches", ()))
+        return cls(**{**data, "model": Path(data["model"]), "weight_flips": flips, "patches": patches})
 
 
 @dataclass(frozen=True)

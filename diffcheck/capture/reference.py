@@ -15,12 +15,12 @@ import numpy as np
 
 from diffcheck.base.bits import DTYPES, to_float32
 from diffcheck.base.boundaries import graph
+from diffcheck.base.checkpoint import FloatWeights
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.base.weight_files import WeightFiles
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
     LiveInputs,
@@ -29,6 +29,7 @@ from diffcheck.capture.live import (
     finished_samples,
     object_record,
 )
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
@@ -70,9 +71,10 @@ class Adapter:
         self.config = effective_config(config, options)
         if options.dtype not in DTYPES:
             raise InputError(f"reference: dtype {options.dtype!r} is unknown", f"choose one of {', '.join(DTYPES)}")
-        checkpoint = WeightFiles(folder, options.dtype, options.weight_flips)
+        checkpoint = FloatWeights(folder, options.dtype, options.weight_flips)
         progress("loading weights", 0, 0)
         self.weights = {name: checkpoint[name] for name, _ in weight_shapes(self.config)}
+        apply_patches(options.patches, self.weights)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Score the plan's samples, in the plan's phase, and write the trace.

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from diffcheck.base.recorded import RECORDED
 from diffcheck.base.stopping import Stopped, stopped_in_order
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.capture.overrides import parse_override
+from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
 from diffcheck.faults.cli import faults
 from diffcheck.infer.cli import infer
@@ -75,6 +76,14 @@ _RUN_OPTIONS: dict[str, Any] = {
     "top_p": Annotated[float, _run_option("--top-p", min=0.0, max=1.0)],
     "top_k": Annotated[int, _run_option("--top-k", min=0, help="0: all.")],
     "override": Annotated[list[str] | None, _run_option("--override", help="Change one side on purpose; repeatable.")],
+    "patch": Annotated[
+        list[str] | None,
+        _run_option(
+            "--patch",
+            metavar="FILE.py:FUNCTION",
+            help="Call a function with the live model of one side (rollout/FILE.py:..., default train); repeatable.",
+        ),
+    ],
 }
 _switch = functools.partial(
     typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
@@ -127,6 +136,9 @@ def _settings(context: typer.Context) -> RunSettings:
     for name, field in (("rollout_option", "options"), ("option", "options"), ("train_option", "train_options")):
         if name in given:
             given[field] = tuple(given.pop(name) or ())
+    # A capture has one side, whatever the patch calls it.
+    patches = [parse_patch(text) for text in given.pop("patch") or ()]
+    given["patches"] = tuple(replace(p, side="train") if "engine" in given else p for p in patches)
     given["overrides"] = tuple(parse_override(text) for text in given.pop("override") or ())
     chosen = {f.name: given[f.name] for f in fields(RunSettings) if f.name in given}
     sources = {name: context.get_parameter_source(name) for name in chosen}
@@ -186,6 +198,7 @@ def localize(
       rlk-diff localize --rollout vllm --train vllm --phase prefill
       rlk-diff localize --rollout recorded --samples rollouts.jsonl --model ./Qwen3-0.6B
       rlk-diff localize --override 'layers.1.mlp.act: flip=0,3,5'
+      rlk-diff localize --patch gate.py:sigmoid_of_1_702
       rlk-diff localize --rollout-option max_num_batched_tokens=64 --train-option micro_batch=2
 
     Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
@@ -240,23 +253,25 @@ def compare(
     json_out: _Json = None,
     html: _Html = None,
     every: _Every = False,
+    infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="With --infer: the traced model, where it is not found by itself.")
+    ] = None,
 ) -> None:
     """Compare two traces; needs no engine, so a cluster run can be compared on a laptop.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       rlk-diff compare traces/rollout traces/train --html report.html
+      rlk-diff compare traces/rollout traces/train --infer --model ./Qwen3-0.6B
     """
-    from diffcheck.localize import localize as compare_traces
-    from diffcheck.trace.reader import Trace
+    from diffcheck.runs import run_compare
 
     _check_outputs(json_out, html)
+    if model is not None and not infer:
+        raise InputError("--model is read by --infer alone: traces hold what is compared", "add --infer")
     with ProgressLine(_errors) as progress:
-        verdict = compare_traces(Trace(left), Trace(right), progress)
-        if html:
-            from diffcheck.report.html import write_report
-
-            write_report(html, verdict, Trace(left), Trace(right), progress)
+        verdict = run_compare(left, right, progress, model=model, infer=infer, html=html)
     _report(verdict, json_out, every)
 
 

@@ -29,7 +29,13 @@ def find_model(
     config = ModelConfig(**header.object.model)
     first = [] if hint is None else [hint]
     for name in [named] if named is not None else (*first, *_at_hand(config, hint)):
-        folder, theirs = resolve_model(name, announce)
+        try:
+            folder, theirs = resolve_model(name, announce)
+        except InputError:
+            # A model that merely is at hand need not be whole.
+            if name == named:
+                raise
+            continue
         if theirs.tie_word_embeddings == config.tie_word_embeddings and _holds(folder, header):
             return folder
     shape = f"{config.num_hidden_layers} layers of hidden size {config.hidden_size}, vocabulary {config.vocab_size}"

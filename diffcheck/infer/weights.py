@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from diffcheck.base.checkpoint import DTYPES, read_checkpoint
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.record import weight_digest
-from diffcheck.base.weight_files import places_in, read_weight
 from reference.checks import Float32Array
 from reference.formats import FORMATS
 from reference.rounding import round_to
@@ -24,7 +24,7 @@ class TracedWeights:
 
     def __init__(self, folder: Path, digests: Mapping[str, str], dtype: str) -> None:
         self._folder, self._digests, self._dtype = folder, digests, dtype
-        self._where = places_in(folder)
+        self._where = read_checkpoint(folder).weights
 
     def __contains__(self, name: str) -> bool:
         return name in self._digests
@@ -36,9 +36,9 @@ class TracedWeights:
             InputError: it is missing in the folder, or none of its roundings has the traced digest: another model,
                 another version of it, or a weight that was changed after loading.
         """
-        if name not in self._where:
+        if name not in self._where or self._where[name].dtype not in DTYPES:
             raise InputError(f"{self._folder}: weight {name} is missing", "give the traced model's folder with --model")
-        values = read_weight(self._where[name])
+        values = self._where[name].values()
         # An engine may keep a norm's weight in float32 in a bfloat16 model, so both forms are candidates.
         for held in (values, round_to(values, FORMATS[self._dtype])):
             if weight_digest(held) == self._digests.get(name):

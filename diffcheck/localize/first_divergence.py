@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,11 @@ def localize(
     verdict = _localize(left, right, progress)
     if isinstance(right, JoinedTrace):
         verdict.notes.append("The two sides hold the same samples in another order; they were joined by what they are.")
+    for role, trace in (("rollout", left), ("train", right)):
+        if quantised := quantisation(trace.header.evidence):
+            verdict.notes.insert(0, f"The {role} side is quantised: {quantised}.")
+            if verdict.verdict == "not_comparable":
+                verdict.summary = f"The {role} side is quantised ({quantised}). {verdict.summary}"
     verdict.recorded = report_recorded(left, right, recorded)
     if verdict.recorded is not None:
         verdict.notes += [f"{note[0].upper()}{note[1:]}." for note in verdict.recorded.notes]
@@ -94,6 +100,18 @@ def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
         verdict.summary = f"Both sides computed the same logprobs, but on the right every token has {shifted.right}."
     return verdict
+
+
+def quantisation(evidence: Mapping[str, Any]) -> str:
+    """What the live engine held quantised, by what it says of its own operators and cache; empty where nothing."""
+    found = []
+    linear = str(evidence.get("operators", {}).get("linear", ""))
+    if ".quantization." in linear:
+        found.append(f"weights in {linear.split('.quantization.')[1].split('.')[0]} ({linear.rpartition('.')[2]})")
+    cache = str(evidence.get("kv_cache_dtype", ""))
+    if any(word in cache for word in ("fp8", "int8", "int4", "nvfp4")):
+        found.append(f"KV cache in {cache}")
+    return ", ".join(found)
 
 
 def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]:

@@ -30,6 +30,7 @@ from diffcheck.capture.live import (
 )
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import MegatronStrictPath, megatron_path
@@ -83,6 +84,7 @@ class Adapter:
             progress("megatron: load", 1, 2)
             self.model = _build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
+            apply_patches(options.patches, self.model)
         except BaseException:
             self.close()
             raise

@@ -25,6 +25,7 @@ from diffcheck.capture.live import (
     observe,
     torch_dtype,
 )
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
@@ -80,6 +81,7 @@ class Adapter:
 
             torch.set_num_threads(int(extra["threads"]))
         self.model = self._load(folder)
+        apply_patches(options.patches, self.model)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
         """Run ``plan``: phase "prefill" scores in one forward a sample, "decode" feeds one token a step from the KV

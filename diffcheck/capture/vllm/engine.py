@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from diffcheck.base.errors import EngineError, InputError
+from diffcheck.base.checkpoint import read_checkpoint
+from diffcheck.base.errors import EngineError, InputError, telling_line
 from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.switches import Switch
 from reference.models.config import ModelConfig
@@ -82,8 +83,12 @@ def prepare_environment(options: EngineOptions, *, graphs: bool = False) -> None
     """Defaults that must be set before vLLM is imported; the user's own win.
 
     Raises:
-        InputError: ``graphs`` on a CPU.
+        InputError: ``graphs`` on a CPU, or beside a patch.
     """
+    if graphs and options.patches:
+        raise InputError(
+            "vllm: a replayed CUDA graph runs no patch", "leave --patch out, or give the option graphs=false"
+        )
     if graphs:
         if options.device == "cpu":
             raise InputError("vllm: a CPU has no CUDA graphs", "leave the option graphs out")
@@ -170,7 +175,7 @@ def memory_share(options: EngineOptions, config: ModelConfig, folder: Path, max_
     """
     width = 4 if options.dtype == "float32" else 2
     stored = 4 if config.dtype == "float32" else 2
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) * width / stored
+    weights = sum(path.stat().st_size for path in read_checkpoint(folder).files) * width / stored
     cache = 2 * config.num_hidden_layers * config.kv_size * width * max_length * options.max_sequences
     needed = (1.2 * weights + 2 * cache) / options.tensor_parallel + (4 << 30)
     return min(0.9, round(needed / total + 0.005, 3))
@@ -186,7 +191,6 @@ def _hf_overrides(options: EngineOptions, config: ModelConfig) -> dict[str, Any]
 def engine_error(what: str, error: Exception) -> EngineError:
     """One line of cause and a remedy for the usual faults of vLLM."""
     text = str(error)
-    lines = [line for line in text.strip().splitlines() if line.strip()] or [type(error).__name__]
     lower = text.lower()
     if "kv cache" in lower or "memory" in lower or isinstance(error, MemoryError):
         remedy = "free memory, use shorter samples or another --tp, or set VLLM_CPU_KVCACHE_SPACE (GiB, CPU only)"
@@ -194,4 +198,4 @@ def engine_error(what: str, error: Exception) -> EngineError:
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
     else:
         remedy = "run again with --debug for vLLM's own log"
-    return EngineError(f"vLLM {what}: {lines[0][:300]}", remedy)
+    return EngineError(f"vLLM {what}: {telling_line(error)}", remedy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config.load import LoadConfig
@@ -16,6 +17,7 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from diffcheck.base.checkpoint import read_checkpoint
 from diffcheck.base.record import weight_digest
 from diffcheck.capture.live import flip_bits
 from reference.models.config import ModelConfig
@@ -40,6 +42,12 @@ class RecordingLoader(DefaultModelLoader):  # type: ignore[misc]
         plain.model_loader_extra_config = {}
         super().__init__(plain)
         self._flips = [(str(n), int(i), int(b)) for n, i, b in load_config.model_loader_extra_config[FLIPS]]
+
+    def _prepare_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the files that are the model, whatever else lies in its folder."""
+        found = super()._prepare_weights(*args, **kwargs)
+        files = [str(file) for file in read_checkpoint(Path(found[0])).files]
+        return tuple(files if isinstance(part, list) else part for part in found)
 
     def get_all_weights(self, model_config: Any, model: Any) -> Generator[tuple[str, Tensor], None, None]:
         for name, tensor in super().get_all_weights(model_config, model):

@@ -19,6 +19,7 @@ from diffcheck.base.record import KvMapping, ObjectRecord
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.live import Taps, object_record
+from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import vllm_path
@@ -174,6 +175,8 @@ class WorkerExtension:
     """Methods that vLLM's workers gain; each is called on all ranks."""
 
     _rlk_capture: Capture | None
+    #: Whether the live model was patched: an engine lives through many captures.
+    _rlk_patched = False
 
     def rlk_begin(self, options: str, plan: str, logprobs_mode: str, shared: bool = False) -> dict[str, Any]:
         """Put the hooks of a plan (JSON texts) on; seed the worker where requests have no seed of their own."""
@@ -183,9 +186,13 @@ class WorkerExtension:
                 import torch
 
                 torch.manual_seed(json.loads(plan)["seed"])
+            opened = EngineOptions.from_json(json.loads(options))
+            if not self._rlk_patched:
+                apply_patches(opened.patches, self.model_runner.get_model())  # type: ignore[attr-defined]
+                self._rlk_patched = True
             self._rlk_capture = Capture(
                 self,
-                EngineOptions.from_json(json.loads(options)),
+                opened,
                 CapturePlan.from_json(json.loads(plan)),
                 logprobs_mode,
                 shared,

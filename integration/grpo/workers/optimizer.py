@@ -62,6 +62,10 @@ class MasterOptimizer:
                     self._gradient[name] = live.grad.float().clone()
                 live.grad = None
 
+    def take(self, gradients: dict[str, Tensor | None]) -> None:
+        """Use these float32 gradients, of all micro-batches together."""
+        self._gradient = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
     def gradient(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, or None."""
         return self._gradient.get(name)

@@ -13,6 +13,7 @@ from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.vllm import Adapter
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main
+from integration.grpo.workers.counts import add_operators
 from integration.grpo.workers.weights import read_weights
 from integration.vllm import draws, following
 from integration.vllm.following import graphs_run
@@ -159,9 +160,7 @@ class Rollout:
         # As the wrappers of vLLM's graphs say it; replays since this rollout began, captures since the start.
         for name, count in facts.pop("graphs", {}).items():
             self._wrapped[name] = count + (self._wrapped[name] if name.startswith("replayed") else 0)
-        for name, entry in facts.pop("operators", {}).items():
-            total = self._operators.setdefault(name, {**entry, "calls": 0})
-            total["calls"] += entry["calls"]
+        add_operators(self._operators, facts.pop("operators", {}))
         self._strict = facts
 
     def _rpc(self, function: Callable[[Any], Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +17,7 @@ from diffcheck.capture.plan import CapturePlan
 from integration.fingerprint import fingerprints
 from integration.grpo.config import GrpoConfig
 from integration.grpo.workers.actors import engine_options, main
+from integration.grpo.workers.counts import add_operators
 from integration.grpo.workers.objective import objective, token_weights
 from integration.grpo.workers.optimizer import MasterOptimizer
 from integration.grpo.workers.scoring import Shaping, TokenSequence, batches, response_logprobs
@@ -61,7 +61,7 @@ class Trainer:
         self._version = 0
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._forwards = 0
-        self._operators: Counter[str] = Counter()
+        self._operators: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] = {}
         self._shared: SharedWeights | None = None
         self._keep()
@@ -101,12 +101,17 @@ class Trainer:
         Raises:
             EngineError: the gradient is not finite. That step was not made.
         """
+        from integration.megatron import sums
+
         samples = [TokenSequence.from_json(data) for data in sequences]
         lengths = [len(sample.response) for sample in samples]
         total, weighting = sum(lengths), token_weights(lengths, self._config.loss_level, self._config.max_tokens)
         clipped, kl, loss, norm = 0, 0.0, 0.0, 0.0
         for _ in range(self._config.epochs):
             self._optimizer.clear()
+            if self._strict:
+                # Sums that go on from micro-batch to micro-batch: their size changes no bit.
+                sums.keep(self._live.values())
             loss = 0.0
             with self._counted():
                 for batch in batches(len(samples), self._config.micro_batch):
@@ -114,6 +119,8 @@ class Trainer:
                     part.loss.backward()
                     self._optimizer.accumulate()
                     loss, clipped, kl = loss + float(part.loss.detach()), clipped + part.clipped, kl + part.kl
+            if self._strict:
+                self._take_sums()
             self._sum_heads()
             try:
                 norm = self._optimizer.step()
@@ -219,10 +226,7 @@ class Trainer:
         return {
             "engine": f"Megatron-core {self._adapter.version}",
             "forwards": self._forwards,
-            "operators": {
-                name: {"calls": calls, "contract_id": self._facts["operators"][name]["contract_id"]}
-                for name, calls in sorted(self._operators.items())
-            },
+            "operators": dict(sorted(self._operators.items())),
             "collectives": {"backend": str(dist.get_backend()), "ranks": dist.get_world_size()},
             "threads": torch.get_num_threads(),
             "fallbacks": 0,
@@ -291,7 +295,7 @@ class Trainer:
         _in_place(lambda: plugin.begin(self._adapter.model))
         yield
         facts = _in_place(lambda: plugin.evidence(self._adapter.model, self._forwards - before))
-        self._operators.update({name: entry["calls"] for name, entry in facts["operators"].items()})
+        _in_place(lambda: add_operators(self._operators, facts["operators"]))
         self._facts = facts
 
     @contextmanager
@@ -324,6 +328,13 @@ class Trainer:
         needed = {0} if self._config.kl_coef else set()
         oldest = self._version - self._config.staleness
         self._kept = {v: weights for v, weights in self._kept.items() if v >= oldest or v in needed}
+
+    def _take_sums(self) -> None:
+        """Hand the kept sums to the optimizer as gradients."""
+        from integration.megatron import sums
+
+        self._optimizer.take({name: sums.gradient(parameter) for name, parameter in self._live.items()})
+        sums.release(self._live.values())
 
     def _sum_heads(self) -> None:
         if self._config.tp == 1:

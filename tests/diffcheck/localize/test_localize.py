@@ -170,3 +170,26 @@ def test_signed_zeros_differ(tmp_path: Path) -> None:
     verdict = localize(write(tmp_path / "a", left), write(tmp_path / "b", right))
     assert verdict.first_divergence is not None and verdict.first_divergence.max_ulp == 0
     assert verdict.first_divergence.differing == 1
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (
+            {"operators": {"linear": "vllm.model_executor.layers.quantization.fp8.Fp8LinearMethod"}},
+            "weights in fp8 (Fp8LinearMethod)",
+        ),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "KV cache in fp8_e4m3"),
+    ],
+)
+def test_a_quantised_side_is_said_first(evidence: dict[str, object], words: str, tmp_path: Path) -> None:
+    """What an engine says of its own operators, in a trace: first among the notes, and before the differing field."""
+    plain = {"operators": {"linear": "vllm.model_executor.layers.linear.UnquantizedLinearMethod"}}
+    left, right = header(), header("megatron")
+    left.evidence, right.evidence = evidence, {**plain, "kv_cache_dtype": "auto"}
+    right.object.weights = {**right.object.weights, "lm_head.weight": "cc"}
+    verdict = localize(write(tmp_path / "left", values(), left), write(tmp_path / "right", values(), right))
+    assert verdict.notes == [f"The rollout side is quantised: {words}."]
+    assert verdict.verdict == "not_comparable" and verdict.summary.startswith(
+        f"The rollout side is quantised ({words})."
+    )

@@ -197,4 +197,5 @@ def test_a_run_says_how_the_record_agrees_with_its_own_rollout(tmp_path: Path) -
 )
 def test_what_a_record_cannot_do_is_refused(arguments: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_text('{"prompt_token_ids": [5], "response_token_ids": [7]}\n')
-    refused(rlk("localize", *arguments, cwd=tmp_path), words)
+    given = [str(tmp_path / a) if a == "s.jsonl" else a for a in arguments]
+    refused(rlk("localize", *given), words)
