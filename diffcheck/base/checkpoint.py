@@ -74,7 +74,7 @@ class StoredModel:
 
 
 class FloatWeights:
-    """The weights of a model folder by Hugging Face name, rounded to the engine's dtype, as float32 arrays: without torch.
+    """The weights of a model folder by Hugging Face name, rounded to the engine's dtype, as float32: without torch.
 
     Args:
         dtype: of the engine.
