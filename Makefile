@@ -5,10 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rlk-set-up
 # Only the tests of the HIP sources need it, so only they install it.
 CLANG := $(VENV)/.rlk-clang
+# Two processes, each with whole files: a file's engine is started once.
+SPREAD := -n 2 --dist loadfile
+FAST := tests/test_layers.py tests/reference/operators tests/reference/reductions tests/reference/vectors \
+	tests/diffcheck/base tests/diffcheck/trace tests/diffcheck/localize tests/diffcheck/capture \
+	tests/integration/grpo/test_buffer.py tests/integration/grpo/test_metrics.py tests/integration/grpo/test_config.py
 # The other Triton release whose compiled code is checked: for the tests, beside the environment, never in it.
 OTHER_TRITON := $(VENV)/triton-3.6.0
 
-.PHONY: help setup localize test test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
+.PHONY: help setup localize test test-fast test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -32,7 +37,10 @@ $(OTHER_TRITON): | $(STAMP)
 
 test: $(STAMP) $(CLANG) $(OTHER_TRITON) ## Lint, types and the default tests
 	@$(MAKE) --no-print-directory lint
-	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest -m "not exhaustive" $(ARGS)
+	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) -m "not exhaustive" $(ARGS)
+
+test-fast: $(STAMP) ## What a person runs before each commit: no engine is started, no kernel compiled
+	$(BIN)/python -m pytest -q $(SPREAD) -m "not exhaustive and not engines" $(FAST) $(ARGS)
 
 test-exhaustive: $(STAMP) $(OTHER_TRITON) ## All 2^32 inputs and other hour-long proofs; resumes where it stopped
 	$(BIN)/python -m tests.reference.exhaustive $(ARGS)

@@ -32,6 +32,7 @@ from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
+from diffcheck.localize.prompts import PROMPT_LOGPROBS
 from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
@@ -346,7 +347,7 @@ def run_compare(
         if infer and trace.header.engine == RECORDED:
             raise InputError(f"{trace.folder}: --infer: a record holds no operator's values", "compare without --infer")
     verdict = localize(ours, theirs, progress)
-    if infer and verdict.first_divergence:
+    if infer and verdict.first_divergence and verdict.first_divergence.boundary != PROMPT_LOGPROBS:
         folder = find_model(ours.header, model, lambda text: progress(text, 0, 0))
         explain(verdict, ours, theirs, folder, progress=progress)
     if html:
@@ -391,7 +392,9 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         verdict = localize(left, right, progress, recorded=_records_beside(settings, left, is_trace(rollout)))
         _note_graphs(verdict, sides)
         timings.mark("compare")
-        why = settings.infer or settings.ablate
+        # Prompt logprobs are no operator's output.
+        first = verdict.first_divergence
+        why = (settings.infer or settings.ablate) and not (first and first.boundary == PROMPT_LOGPROBS)
         if settings.ablate and isinstance(right, JoinedTrace):
             raise InputError(
                 f"{train}: --ablate puts one side's values into the other, and its samples are in another order",

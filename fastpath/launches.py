@@ -57,13 +57,13 @@ def by_operator() -> Counter[str]:
 
 
 def evidence() -> dict[str, dict[str, Any]]:
-    """Operator -> ``launches``, ``kernels`` (name -> launches), ``contract_ids``."""
+    """Operator -> ``calls`` (launches), ``contract_id`` (several by commas), ``kernels`` (name -> launches)."""
     found: dict[str, dict[str, Any]] = {}
     for (kernel, key), n in sorted(_counts.items()):
         contract = _contracts[key]
-        entry = found.setdefault(contract.operator, {"launches": 0, "kernels": {}, "contract_ids": []})
-        entry["launches"] += n
+        entry = found.setdefault(contract.operator, {"calls": 0, "contract_id": "", "kernels": {}})
+        entry["calls"] += n
         entry["kernels"][kernel] = entry["kernels"].get(kernel, 0) + n
-        if contract.contract_id not in entry["contract_ids"]:
-            entry["contract_ids"].append(contract.contract_id)
+        if contract.contract_id not in entry["contract_id"]:
+            entry["contract_id"] = ", ".join(filter(None, (entry["contract_id"], contract.contract_id)))
     return found

@@ -28,10 +28,7 @@ LIMIT = 120
 
 _OPERATORS = "tests/reference/operators"
 #: Modules of operators that are tested under another name.
-_NAMES = {
-    "moe_combine": "moe", "moe_router": "moe", "all_gather": "collectives", "all_reduce": "collectives",
-    "reduce_scatter": "collectives", "entropy": "logprob", "_online_softmax": "attention",
-}  # fmt: skip
+_NAMES = {"_online_softmax": "attention", "_attention_contract": "attention"}
 #: What tests all of a folder's modules, where none bears a module's name.
 _SHARED = {
     "reference/operators": (

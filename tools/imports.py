@@ -90,3 +90,71 @@ def circles(graph: Graph) -> list[list[str]]:
         if node not in number:
             visit(node)
     return found
+
+
+def reduced(graph: Graph) -> Graph:
+    """Without what follows from the rest: an import that a longer way implies. The graph must have no circle."""
+    reach: Graph = {}
+
+    def reached(node: str) -> set[str]:
+        if node not in reach:
+            reach[node] = set().union(*({target} | reached(target) for target in graph[node]))
+        return reach[node]
+
+    return {n: {t for t in ts if not any(t in reached(other) for other in ts - {t})} for n, ts in graph.items()}
+
+
+def _heights(graph: Graph) -> dict[str, int]:
+    """Longest way down from each node: what imports nothing stands on the ground."""
+    found: dict[str, int] = {}
+
+    def height(node: str) -> int:
+        if node not in found:
+            found[node] = 1 + max(map(height, graph[node]), default=-1)
+        return found[node]
+
+    for node in graph:
+        height(node)
+    return found
+
+
+def draw(path: Path) -> None:
+    """The rooms by floor, whatever imports another above it, as an SVG file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "imports"
+    from matplotlib import pyplot
+
+    whole = between_rooms(between_files(files()))
+    places: dict[str, tuple[float, float]] = {}
+    base = 0.0
+    figure, axes = pyplot.subplots(figsize=(15, 14))
+    for layer, shade in zip(reversed(LAYERS), ("#eef3ee", "#eeeef6", "#f6f1e8", "#f4ecec"), strict=True):
+        mine = {n: {t for t in ts if t in whole and t.startswith(f"{layer}.")} for n, ts in whole.items()}
+        mine = {n: ts for n, ts in mine.items() if n.startswith(f"{layer}.")}
+        heights = _heights(mine)
+        levels = max(heights.values()) + 1
+        for level in range(levels):
+            names = sorted(n for n in mine if heights[n] == level)
+            for i, name in enumerate(names):
+                places[name] = (i + 0.5) / len(names), base + level + 0.5
+        axes.axhspan(base, base + levels, color=shade, zorder=0)
+        axes.text(-0.02, base + levels / 2, layer, rotation=90, va="center", ha="right", fontsize=14)
+        base += levels
+    for name, targets in sorted(reduced(whole).items()):
+        for target in sorted(targets):
+            if name in places and target in places:
+                axes.annotate(
+                    "", places[target], places[name], arrowprops={"arrowstyle": "->", "color": "#8898a8", "lw": 0.6}
+                )
+    for name, place in places.items():
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "#445566"}
+        axes.text(*place, name.partition(".")[2], ha="center", va="center", fontsize=9, bbox=box)
+    axes.set(xlim=(-0.04, 1), ylim=(0, base))
+    axes.axis("off")
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    draw(ROOT / "docs" / "images" / "imports.svg")

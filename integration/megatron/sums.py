@@ -99,8 +99,8 @@ def accumulate(
             found = add(sums)
             main.add_(merge(sums).reshape(main.shape))
         parameter.grad_added_to_main_grad = True
-        # Megatron's hooks want to see a gradient; they do not look at its values.
-        return found, torch.empty_like(parameter)
+        # Megatron's hooks want to see a gradient; they look at its values only of parameters that they say so of.
+        return found, (torch.zeros_like if getattr(parameter, "zero_out_wgrad", False) else torch.empty_like)(parameter)
     sums = torch.zeros(shape, dtype=torch.float32, device=parameter.device)
     found = add(sums)
     return found, merge(sums).reshape(parameter.shape).to(parameter.dtype)

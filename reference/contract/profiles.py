@@ -103,7 +103,8 @@ def _float32_gemm(block_k: int, **others: Mapping[str, Value]) -> dict[str, Mapp
 
 _GEMM = (
     "exact on x86 with AVX-512 BF16 up to K = 512; beyond, the library picks blocks of 512 or 1024 (192 in MKL's "
-    "float32) by shape, and products of a single row or of odd shapes have other orders"
+    "float32) by shape, and products of a single row or of odd shapes have other orders; with AMX the order is another "
+    "(unit amx-bf16, modelled), and a fit on a few hundred rows does not settle it"
 )
 _UNMODELLED_GEMM: dict[str, str] = {"linear": _GEMM, "row_linear": _GEMM, "lm_head": _GEMM}
 

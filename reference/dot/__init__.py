@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from reference.checks import Float32Array, require_choice, require_float32
-from reference.dot import ampere_k8, fma32_seq, hopper_k16, mfma_cdna1, mfma_cdna2, mfma_cdna3_g8
+from reference.dot import ampere_k8, amx_bf16, fma32_seq, hopper_k16, mfma_cdna1, mfma_cdna2, mfma_cdna3_g8
 from reference.dot.extent import extent
 from reference.dot.memory import recalled, remember
 from reference.dot.unit import MatrixUnit
@@ -17,7 +17,7 @@ from reference.formats import FORMATS, Format, encode
 #: Every unit by the name that a contract carries.
 UNITS: dict[str, MatrixUnit] = {
     module.UNIT.name: module.UNIT
-    for module in (fma32_seq, mfma_cdna3_g8, mfma_cdna2, mfma_cdna1, hopper_k16, ampere_k8)
+    for module in (fma32_seq, mfma_cdna3_g8, mfma_cdna2, mfma_cdna1, hopper_k16, ampere_k8, amx_bf16)
 }
 
 

@@ -50,6 +50,8 @@ def _step(unit: str, fmt: Format) -> tuple[int, Step]:
         return {"tfloat32": 4, "float8_e4m3fnuz": 16}.get(fmt.name, 8), cdna3_step
     if unit == "mfma-cdna2":
         return 8, cdna2_step
+    if unit == "amx-bf16":
+        return 32, amx_step
     if unit == "mfma-cdna1":
         return {"bfloat16": 2, "float16": 4}[fmt.name], cdna1_step
     parameters = {"hopper-k16": hopper_k16.parameters, "ampere-k8": ampere_parameters}
@@ -89,6 +91,19 @@ def cdna2_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format) ->
     for i in (0, 4):
         c = result(c + result(result(p[i] + p[i + 1]) + result(p[i + 2] + p[i + 3])))
     return c
+
+
+def amx_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format) -> float:
+    """One instruction: FMA chains over the even and over the odd products, their sum, then C; all flushed."""
+
+    def flush(x: float) -> float:
+        return copysign(0.0, x) if abs(x) < FLOAT32.min_normal else x
+
+    chains = [0.0, 0.0]
+    for k, (x, y) in enumerate(zip(a, b, strict=True)):
+        chains[k % 2] = flush(fma_step([flush(x)], [flush(y)], chains[k % 2], fmt))
+    both = flush(round_scalar(chains[0] + chains[1], FLOAT32))
+    return flush(round_scalar(flush(c) + both, FLOAT32))
 
 
 def cdna3_step(a: Sequence[float], b: Sequence[float], c: float, fmt: Format) -> float:

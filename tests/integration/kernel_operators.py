@@ -126,9 +126,9 @@ def test_launches_are_counted_and_a_replay_counts_what_its_capture_launched(coun
     assert KERNELS.calls["swiglu"] == 3
     entry = KERNELS.evidence()["operators"]["swiglu"]
     assert entry == {
-        "launches": 3,
+        "calls": 3,
+        "contract_id": KERNELS.contracts["swiglu"].contract_id,
         "kernels": {"swiglu_kernel": 3},
-        "contract_ids": [KERNELS.contracts["swiglu"].contract_id],
     }
 
 

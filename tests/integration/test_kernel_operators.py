@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fastpath.test_interpreter import run
+from tests.fastpath.interpreter import run
 
 
 def test_kernels_behind_the_interface() -> None:

@@ -27,6 +27,7 @@ from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 from reference.models.weights import weight_shapes
 from tests.diffcheck.engine_cases import (
+    DEVICE,
     FLOAT32,
     LENGTHS,
     POSITION,
@@ -44,7 +45,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engines
 
 FOLDER, CONFIG = resolve_model("tiny-qwen3")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = EngineOptions("vllm", FOLDER, device=DEVICE, max_length=96)
 on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="a limit of vLLM on a CPU")
 two_ranks = pytest.mark.skipif(DEVICE == "cuda" and torch.cuda.device_count() < 2, reason="needs two GPUs")

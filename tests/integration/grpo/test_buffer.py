@@ -160,6 +160,7 @@ def test_an_aborted_sample_leaves_its_step_or_comes_back(path: Path) -> None:
         lost, back = "s000001-p00-g0", "s000001-p01-g2"
         seed = buffer.samples(1)[-1].seed
         buffer.abort([lost, back], "aborted by the engine")
+        assert buffer.steps()[0].state == "rolled_out", "the others hold the step where it was"
         buffer.retry([back])
         assert buffer.steps()[0].state == "planned"
         retried = buffer.samples(1)[-1]
@@ -176,6 +177,17 @@ def test_an_aborted_sample_leaves_its_step_or_comes_back(path: Path) -> None:
         buffer.abort([sample.id for sample in buffer.samples(2)], "all")
         with pytest.raises(DataBufferError, match="step 2 is planned, wanted updated"):
             buffer.consume(2)
+
+
+def test_a_step_goes_on_when_its_last_straggler_is_aborted(path: Path) -> None:
+    with cases.new(path) as buffer:
+        last, *others = cases.plan(buffer, 1)
+        buffer.generated([cases.generated(sample, 0) for sample in others])
+        assert buffer.steps()[0].state == "planned"
+        buffer.abort([last.id], "too slow")
+        assert buffer.steps()[0].state == "rolled_out"
+        buffer.rewarded({sample.id: 1.0 for sample in others})
+        assert buffer.steps()[0].state == "rewarded"
 
 
 def test_steps_are_updated_one_after_another(path: Path) -> None:

@@ -138,6 +138,18 @@ def test_gradients_are_summed_in_float32_and_the_norm_counts_shared_ones_once() 
     assert own.step() == pytest.approx((2 * 2 * square + square) ** 0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9])
+def test_a_norm_is_summed_first_half_to_second_half(size: int) -> None:
+    from integration.grpo.workers.optimizer import _tree_sum
+
+    values = torch.arange(1, size + 1, dtype=torch.float64).pow(2) / 3
+    parts = values.tolist() + [0.0] * ((1 << (size - 1).bit_length()) - size)
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [a + b for a, b in zip(parts[:half], parts[half:], strict=True)]
+    assert float(_tree_sum(values.reshape(size, 1))) == parts[0]
+
+
 def test_two_steps_are_those_of_adamw() -> None:
     """PyTorch's, which rounds elsewhere, on the same float32 gradients; and the model gets the rounded weights."""
     parameters = fresh()

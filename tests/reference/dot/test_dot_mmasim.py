@@ -68,7 +68,10 @@ def simulator(unit: str, input_format: str) -> Any:
 
 def test_every_unit_and_format_has_an_instruction() -> None:
     missing = {(unit, name) for unit in UNITS for name in UNITS[unit].input_formats} - set(CASES)
-    assert {unit for unit, _ in missing} <= {"fma32-seq"}  # a float32 FMA whatever the format of its inputs
+    assert {unit for unit, _ in missing} <= {
+        "fma32-seq",  # a float32 FMA whatever the format of its inputs
+        "amx-bf16",  # of a CPU, which mmasim does not have
+    }
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -1,0 +1,10 @@
+"""`fastpath.collectives.all_reduce` on two ranks against the reference, bit for bit, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from tests.fastpath.conftest import Found
+
+
+def test_bits_are_those_of_the_reference(two_ranks: Found) -> None:
+    found = two_ranks["3x16x64 TP 2"]
+    assert found["compared"] and not found["different"], found["first"]
