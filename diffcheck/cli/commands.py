@@ -93,7 +93,10 @@ _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal 
 
 
 def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context."""
+    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context.
+
+    typer reads options from a signature and from nowhere else, and two commands that write them out drift apart.
+    """
     own = inspect.signature(command, eval_str=True).parameters
     defaults = {f.name: f.default for f in fields(RunSettings)}
     kind = inspect.Parameter.KEYWORD_ONLY

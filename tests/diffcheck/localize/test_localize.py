@@ -51,6 +51,16 @@ def test_one_flipped_bit_is_named_exactly(tmp_path: Path, name: str, level: str)
         assert (first.index, first.differing, first.max_ulp) == (index, 1, 1)
 
 
+def test_a_difference_that_only_digests_saw_has_no_statistics(tmp_path: Path) -> None:
+    """Rows of odd number are not stored at level sampled: those that are would say that nothing differs."""
+    verdict = localize(*pair(tmp_path, flip("layers.0.mlp.act", 3), "sampled"))
+    report = next(r for r in verdict.boundaries if r.name == "layers.0.mlp.act")
+    assert (report.status, report.rows_differing) == ("origin", 1)
+    assert report.differing is report.max_abs is report.max_ulp is None
+    equal = next(r for r in verdict.boundaries if r.name == "layers.0.mlp.up_proj")
+    assert (equal.status, equal.differing, equal.max_abs, equal.max_ulp) == ("equal", 0, 0.0, 0)
+
+
 def test_what_follows_is_a_receiver(tmp_path: Path) -> None:
     def change(v: Values) -> None:
         flip("layers.0.mlp.act", 1)(v)
