@@ -30,6 +30,7 @@ from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence
 from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
@@ -320,7 +321,7 @@ def _logprobs(found: Compared | None, left: Trace, right: Trace) -> LogprobStats
 def _conclude(
     first: FirstDivergence | None, coverage: Coverage, logprobs: LogprobStats | None, left: Header, right: Header
 ) -> tuple[Kind, str]:
-    pair = f"{left.engine} and {right.engine}"
+    pair = " and ".join(side_names(left.engine, right.engine))
     if first is not None:
         where = f"{first.boundary} (sample {first.sample}, position {first.position})"
         if first.role == "interval":
