@@ -315,6 +315,9 @@ def doctor(
         str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+    run: Annotated[
+        bool, typer.Option("--run", help="With --target gfx942: execute the code in emulation, compare every bit.")
+    ] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine's GPU: its units, primitives, kernels, ceilings.")
     ] = False,
@@ -334,6 +337,7 @@ def doctor(
 
       rlk-diff doctor
       rlk-diff doctor --target gfx942 --only rms_norm
+      rlk-diff doctor --target gfx942 --run --only swiglu
       rlk-diff doctor --measure --json mi300x.json
       rlk-diff doctor --compare mi300x.json h200.json
     """
@@ -349,6 +353,10 @@ def doctor(
         raise typer.Exit(_measure(minutes, json_out))
     if compared:
         raise typer.Exit(_compare_measurements(*compared))
+    if run and target != "gfx942":
+        raise InputError(f"--run executes code of gfx942, not of {target or 'no target'}", "add --target gfx942")
+    if run:
+        raise typer.Exit(_execute_kernels(only))
     if target is not None:
         raise typer.Exit(_examine_kernels(target, only))
 
@@ -372,6 +380,20 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
             Terminal().print(line, highlight=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _execute_kernels(only: str) -> ExitCode:
+    from diffcheck.cli.doctor import executed_kernels
+
+    failing = count = 0
+    say = functools.partial(Terminal().print, highlight=False, soft_wrap=True)
+    with ProgressLine(_errors) as progress:
+        for line, is_ok in executed_kernels(only, progress):
+            say(line)
+            count += 1
+            failing += not is_ok
+    say(f"{count} kernels executed in emulation, {failing} failing")
+    return ExitCode.DIVERGED if failing or not count else ExitCode.EQUAL
 
 
 def _measure(minutes: float, json_out: Path | None) -> ExitCode:

@@ -43,6 +43,8 @@ def test_one_flipped_bit_is_named_exactly(tmp_path: Path, name: str, level: str)
     assert [r.name for r in verdict.boundaries if r.status != "equal"] == [name]
     assert first.equal_before == [b.name for b in GRAPH].index(name)
     report = next(r for r in verdict.boundaries if r.name == name)
+    stored = (len(rows) + 1) // 2 if level == "sampled" else len(rows)
+    assert report.elements == stored * node.width, "what was compared is counted"
     if level == "digest":
         assert first.index is None and first.differing is None
         # A row differs, in nobody knows how many elements: not in none.
