@@ -41,4 +41,8 @@ def test_the_version_and_a_verdict_on_standard_output(tmp_path: Path) -> None:
     assert command("--version").out.strip() == f"rlk {rlk.__version__}"
     pair(tmp_path, lambda _: None)
     done = command("compare", str(tmp_path / "left"), str(tmp_path / "right"), "--json", "-")
-    assert done.code == 0 and json.loads(done.out)["verdict"] == "equal"
+    written = json.loads(done.out)
+    assert done.code == 0 and written["verdict"] == "equal"
+    repeat = written["evidence"]["repeat"]
+    assert repeat["command"] and repeat["processor"] and repeat["rlk"] == rlk.__version__
+    assert len(repeat["model_sha256"]) == len(repeat["samples_sha256"]) == 64
