@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.base.console import Terminal, unbroken_output
-from diffcheck.base.errors import ExitCode, InputError, RlkError
+from diffcheck.base.errors import ExitCode, InputError, RlkError, missing
 from diffcheck.base.files import check_writable, disk_error, write_text
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
@@ -93,7 +93,10 @@ _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal 
 
 
 def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context."""
+    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context.
+
+    typer reads options from a signature and from nowhere else, and two commands that write them out drift apart.
+    """
     own = inspect.signature(command, eval_str=True).parameters
     defaults = {f.name: f.default for f in fields(RunSettings)}
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -301,6 +304,9 @@ def doctor(
         str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+    run: Annotated[
+        bool, typer.Option("--run", help="With --target gfx942: execute the code in emulation, compare every bit.")
+    ] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine's GPU: its units, primitives, kernels, ceilings.")
     ] = False,
@@ -320,6 +326,7 @@ def doctor(
 
       rlk-diff doctor
       rlk-diff doctor --target gfx942 --only rms_norm
+      rlk-diff doctor --target gfx942 --run --only swiglu
       rlk-diff doctor --measure --json mi300x.json
       rlk-diff doctor --compare mi300x.json h200.json
     """
@@ -335,6 +342,10 @@ def doctor(
         raise typer.Exit(_measure(minutes, json_out))
     if compared:
         raise typer.Exit(_compare_measurements(*compared))
+    if run and target != "gfx942":
+        raise InputError(f"--run executes code of gfx942, not of {target or 'no target'}", "add --target gfx942")
+    if run:
+        raise typer.Exit(_execute_kernels(only))
     if target is not None:
         raise typer.Exit(_examine_kernels(target, only))
 
@@ -358,6 +369,20 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
             Terminal().print(line, highlight=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _execute_kernels(only: str) -> ExitCode:
+    from diffcheck.cli.doctor import executed_kernels
+
+    failing = count = 0
+    say = functools.partial(Terminal().print, highlight=False, soft_wrap=True)
+    with ProgressLine(_errors) as progress:
+        for line, is_ok in executed_kernels(only, progress):
+            say(line)
+            count += 1
+            failing += not is_ok
+    say(f"{count} kernels executed in emulation, {failing} failing")
+    return ExitCode.DIVERGED if failing or not count else ExitCode.EQUAL
 
 
 def _measure(minutes: float, json_out: Path | None) -> ExitCode:
@@ -446,10 +471,10 @@ def _guarded(run: Callable[[], Any], stopped: Stopped) -> int:
     except Exception as error:
         if _debug:
             raise
-        if isinstance(error, OSError):
-            told = disk_error(error)
-            _tell("error:", "red", told.cause)
-            _tell("remedy:", "dim", told.remedy)
+        if isinstance(error, OSError | ImportError):
+            cause, remedy = disk_error(error) if isinstance(error, OSError) else missing(error)
+            _tell("error:", "red", cause)
+            _tell("remedy:", "dim", remedy)
             return int(ExitCode.USAGE)
         _tell("internal error:", "red", f"{type(error).__name__}: {error}")
         _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")
