@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rlk-set-up
 # Only the tests of the HIP sources need it, so only they install it.
 CLANG := $(VENV)/.rlk-clang
-# Two processes, each with whole files: a file's engine is started once. Each takes up to 4 GB.
+# Two processes, each with whole files: a file's engine is started once.
 SPREAD := -n 2 --dist loadfile
 FAST := tests/test_layers.py tests/reference/operators tests/reference/reductions tests/reference/vectors \
 	tests/diffcheck/base tests/diffcheck/trace tests/diffcheck/localize tests/diffcheck/capture \

@@ -32,9 +32,11 @@ from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
 from diffcheck.infer.repeat import unrepeated, withdraw
 from diffcheck.localize import localize
+from diffcheck.localize.prompts import PROMPT_LOGPROBS
 from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import ROLES, side_names
 from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
 
@@ -346,7 +348,7 @@ def run_compare(
         if infer and trace.header.engine == RECORDED:
             raise InputError(f"{trace.folder}: --infer: a record holds no operator's values", "compare without --infer")
     verdict = localize(ours, theirs, progress)
-    if infer and verdict.first_divergence:
+    if infer and verdict.first_divergence and verdict.first_divergence.boundary != PROMPT_LOGPROBS:
         folder = find_model(ours.header, model, lambda text: progress(text, 0, 0))
         explain(verdict, ours, theirs, folder, progress=progress)
     if html:
@@ -391,7 +393,9 @@ def run_localize(settings: RunSettings, rollout: str, train: str, progress: Prog
         verdict = localize(left, right, progress, recorded=_records_beside(settings, left, is_trace(rollout)))
         _note_graphs(verdict, sides)
         timings.mark("compare")
-        why = settings.infer or settings.ablate
+        # Prompt logprobs are no operator's output.
+        first = verdict.first_divergence
+        why = (settings.infer or settings.ablate) and not (first and first.boundary == PROMPT_LOGPROBS)
         if settings.ablate and isinstance(right, JoinedTrace):
             raise InputError(
                 f"{train}: --ablate puts one side's values into the other, and its samples are in another order",
@@ -453,6 +457,9 @@ def _ablate(
         both = {
             role: Side(role, Trace(side.trace), Path(scratch), side.session, side.plan) for role, side in sides.items()
         }
+        engines = [both[role].trace.header.engine for role in ROLES]
+        for role, label in zip(ROLES, side_names(engines[0], engines[1]), strict=True):
+            both[role].label = label
         recorded = [side for role, side in both.items() if sides[role].drew]
         if withdraw(verdict, {side.role: side.unlike_itself() for side in recorded}):
             return
@@ -562,7 +569,8 @@ def _unsteady(left: Path, right: Path, folder: Path) -> dict[str, str]:
     theirs.
     """
     live = {side: trace for side, trace in (("left", left), ("right", right)) if trace.parent == folder}
-    found = {side: unrepeated(Trace(trace), Trace(_again(trace))) for side, trace in live.items()}
+    names = dict(zip(("left", "right"), side_names(Trace(left).header.engine, Trace(right).header.engine), strict=True))
+    found = {side: unrepeated(Trace(trace), Trace(_again(trace)), names[side]) for side, trace in live.items()}
     for trace in live.values():
         shutil.rmtree(_again(trace), ignore_errors=True)
     return found

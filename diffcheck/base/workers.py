@@ -21,7 +21,8 @@ from diffcheck.base.errors import EngineDiedError, EngineError, ExitCode, RlkErr
 from diffcheck.base.progress import Progress
 from diffcheck.base.stopping import child_command
 
-#: Environment in which the engines are started; what the user has set already wins. engines.md gives the reasons.
+#: Environment in which the engines are started; what the user has set already wins. vLLM's engine stays in the process
+#: that hooks it, nothing is fetched or compiled behind the back of a comparison, and ranks meet on this host alone.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -148,11 +148,19 @@ def describe_changes(plan: CapturePlan, options: EngineOptions, recorder: Record
     return lines + recorder.changed()
 
 
-def with_logprobs(sample: Sample, response: tuple[int, ...], logprobs: tuple[float, ...]) -> Sample:
+def with_logprobs(
+    sample: Sample,
+    response: tuple[int, ...],
+    logprobs: tuple[float, ...],
+    prompt: tuple[float, ...] | None = None,
+) -> Sample:
     """The finished sample: response and the engine's own logprobs (natural logarithms, exact float32 values) filled
     in.
+
+    Args:
+        prompt: logprobs of the prompt's tokens but its first, where the engine returned them.
     """
-    return replace(sample, response_token_ids=response, rollout_logprobs=logprobs)
+    return replace(sample, response_token_ids=response, rollout_logprobs=logprobs, prompt_logprobs=prompt)
 
 
 def package_versions(*names: str) -> dict[str, str]:

@@ -311,8 +311,9 @@ def finished_samples(recorder: Recorder, samples: Sequence[Sample]) -> list[Samp
     rows = expected_rows(samples)["response"]
     bits, dtype = recorder.values("logprobs", rows)
     values = to_float32(bits, dtype)[:, 0]
+    prompts = recorder.prompt_logprobs(samples)
     done = []
     for i, sample in enumerate(samples):
         mine = values[rows.sample == i]
-        done.append(with_logprobs(sample, sample.response_token_ids, tuple(float(x) for x in mine)))
+        done.append(with_logprobs(sample, sample.response_token_ids, tuple(float(x) for x in mine), prompts[i]))
     return done

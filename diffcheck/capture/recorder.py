@@ -71,6 +71,8 @@ class Recorder:
         self._met: set[int] = set()
         self._fired: set[int] = set()
         self.unobserved: dict[str, str] = {}
+        #: Rows and float32 values of logprobs that an engine gave of prompt tokens too.
+        self._prompts: list[tuple[Rows, npt.NDArray[np.float32]]] = []
         self._absent: dict[tuple[int, int], str] = {}
 
     def wants(self, boundary: str) -> bool:
@@ -114,6 +116,8 @@ class Recorder:
                 f"{boundary}: observed shape {bits.shape}, expected {(len(rows), node.width)}",
                 "this engine version lays the tensor out in a way the adapter does not know",
             )
+        if boundary == "logprobs" and dtype == "float32":
+            self._prompts.append((rows, bits.view(np.float32)[:, 0].copy()))
         changed = self._intervene(node, rows, bits, dtype)
         self._keep(self._pieces, node, rows, bits if changed is None else changed, dtype)
         if changed is None:
@@ -185,6 +189,20 @@ class Recorder:
                     "choose a row that the samples have, of a boundary that this engine shows",
                 )
         return [words(i) for i in self.plan.interventions if id(i) in self._fired]
+
+    def prompt_logprobs(self, samples: Sequence[Any]) -> list[tuple[float, ...] | None]:
+        """Per sample the logprobs of its prompt tokens but the first; None where the engine did not give every one."""
+        seen = {
+            (s, p): float(x)
+            for rows, values in self._prompts
+            for s, p, x in zip(rows.sample.tolist(), rows.position.tolist(), values.tolist(), strict=True)
+            if s >= 0 and p < len(samples[s].prompt_token_ids) - 1
+        }
+        found: list[tuple[float, ...] | None] = []
+        for i, sample in enumerate(samples):
+            places = [(i, p) for p in range(len(sample.prompt_token_ids) - 1)]
+            found.append(tuple(seen[place] for place in places) if all(place in seen for place in places) else None)
+        return found
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of what has arrived of each boundary, in order of arrival: ranks that agree have the same ones."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.base.bits import bits_tensor
+from diffcheck.base.bits import DTYPES, to_float32
 from diffcheck.base.boundaries import graph
+from diffcheck.base.checkpoint import FloatWeights
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
@@ -22,7 +23,6 @@ from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
-    Checkpoint,
     LiveInputs,
     check_extra,
     effective_config,
@@ -59,8 +59,6 @@ class Adapter:
     """
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
-        import torch
-
         if options.device != "cpu":
             raise InputError(f"reference: device {options.device!r}: it runs on the CPU only", "use --device cpu")
         self.options = options
@@ -71,9 +69,11 @@ class Adapter:
             raise InputError(f"reference: {error}", "list the profiles with rlk-diff contract list") from None
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        checkpoint = Checkpoint(folder, getattr(torch, options.dtype), options.weight_flips)
+        if options.dtype not in DTYPES:
+            raise InputError(f"reference: dtype {options.dtype!r} is unknown", f"choose one of {', '.join(DTYPES)}")
+        checkpoint = FloatWeights(folder, options.dtype, options.weight_flips)
         progress("loading weights", 0, 0)
-        self.weights = {name: checkpoint[name].float().numpy() for name, _ in weight_shapes(self.config)}
+        self.weights = {name: checkpoint[name] for name, _ in weight_shapes(self.config)}
         apply_patches(options.patches, self.weights)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
@@ -185,7 +185,7 @@ class _Observer:
         changed = self._recorder.observe(boundary, Rows(sample, position), self._narrow(boundary, flat), whole=True)
         if changed is None:
             return None
-        wide = changed if isinstance(changed, np.ndarray) else changed.float().numpy()
+        wide = to_float32(changed, "bfloat16") if changed.dtype == np.uint16 else changed
         return np.ascontiguousarray(wide, np.float32).reshape(values.shape)
 
     def _narrow(self, boundary: str, values: np.ndarray[Any, Any]) -> Any:
@@ -195,7 +195,4 @@ class _Observer:
         bits = values.view(np.uint32)
         if boundary in self._wide or (bits & 0xFFFF).any():
             return values
-        import torch
-
-        narrow = (bits >> 16).astype(np.uint16)
-        return bits_tensor(narrow, "bfloat16", torch.empty(narrow.shape))
+        return (bits >> 16).astype(np.uint16)

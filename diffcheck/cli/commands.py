@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.base.console import Terminal, unbroken_output
-from diffcheck.base.errors import ExitCode, InputError, RlkError
+from diffcheck.base.errors import ExitCode, InputError, RlkError, missing
 from diffcheck.base.files import check_writable, disk_error, write_text
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
@@ -93,7 +93,10 @@ _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal 
 
 
 def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context."""
+    """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context.
+
+    typer reads options from a signature and from nowhere else, and two commands that write them out drift apart.
+    """
     own = inspect.signature(command, eval_str=True).parameters
     defaults = {f.name: f.default for f in fields(RunSettings)}
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -446,10 +449,10 @@ def _guarded(run: Callable[[], Any], stopped: Stopped) -> int:
     except Exception as error:
         if _debug:
             raise
-        if isinstance(error, OSError):
-            told = disk_error(error)
-            _tell("error:", "red", told.cause)
-            _tell("remedy:", "dim", told.remedy)
+        if isinstance(error, OSError | ImportError):
+            cause, remedy = disk_error(error) if isinstance(error, OSError) else missing(error)
+            _tell("error:", "red", cause)
+            _tell("remedy:", "dim", remedy)
             return int(ExitCode.USAGE)
         _tell("internal error:", "red", f"{type(error).__name__}: {error}")
         _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")

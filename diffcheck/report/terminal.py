@@ -56,6 +56,10 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
         console.print(strip)
     if verdict.logprobs:
         console.print(_logprobs(verdict))
+    if verdict.prompt_logprobs:
+        console.print(_statistics("Prompt logprobs: ", verdict.prompt_logprobs))
+    elif verdict.prompts_not_compared:
+        console.print(Text(f"Prompt logprobs: not compared, {verdict.prompts_not_compared}", style="yellow"))
     if verdict.recorded:
         console.print(_recorded(verdict.recorded))
     if verdict.coverage.expected:

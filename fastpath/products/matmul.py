@@ -8,6 +8,7 @@ or by different programs through a float32 workspace; both follow the same tree.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 import triton
@@ -249,6 +250,12 @@ def require_contract(contract: LinearContract, bias: torch.Tensor | None) -> Non
     Raises:
         UnsupportedError: naming the field.
     """
+    _require_contract(contract, bias is not None)
+
+
+@lru_cache(maxsize=256)
+def _require_contract(contract: LinearContract, biased: bool) -> None:
+    """Asked at every launch, so a contract that passed is remembered."""
     require_fields(
         contract,
         {
@@ -261,7 +268,7 @@ def require_contract(contract: LinearContract, bias: torch.Tensor | None) -> Non
             "rounding.output": tuple(DTYPES),
         },
     )
-    if bias is not None:
+    if biased:
         require_fields(contract, {"order.bias": "before_rounding"})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -169,11 +168,6 @@ class GrpoConfig:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    def fingerprint(self) -> str:
-        """SHA-256 of all fields that decide the bits of a step."""
-        decisive = {name: value for name, value in self.to_json().items() if name not in FREE}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 _TYPES = {name: kind if isinstance(kind, type) else dict for name, kind in get_type_hints(GrpoConfig).items()}

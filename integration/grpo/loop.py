@@ -280,7 +280,10 @@ class Run:
         with self._timed("update"):
             learned = self._trainer.call(
                 "update",
-                sequences=[_sequence(s) for s in samples],
+                sequences=[
+                    {**_sequence(s), "mask": self._task.loss_mask(s.prompt_token_ids.tolist(), _response(s))}
+                    for s in samples
+                ],
                 advantages=[s.advantage for s in samples],
                 old=[[] if s.train_logprobs is None else s.train_logprobs.tolist() for s in samples],
                 reference=reference,

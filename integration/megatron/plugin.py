@@ -144,6 +144,7 @@ def finish(model: Any) -> Any:
     ):
         if type(module) is not native:
             raise TypeError(f"expected {native.__name__}, found {type(module).__name__}")
+        # Not a new module in its place: Megatron's constructor has sharded and registered its weight already.
         module.__class__ = strict
         setattr(module, modules.OPERATORS, own)
     return model

@@ -225,9 +225,14 @@ def _finished(plan: CapturePlan, sample: Sample, output: Any) -> Sample:
     Raises:
         EngineError: vLLM decoded other tokens than the recorded ones, or returned no logprob for one.
     """
+    prompt = None
     if plan.phase == "prefill":
         response = sample.response_token_ids
-        entries: Sequence[Any] = output.prompt_logprobs[len(sample.prompt_token_ids) :]
+        first = len(sample.prompt_token_ids)
+        # As they were answered: a buffer that holds another request's would pass by every hook.
+        pairs = zip(output.prompt_logprobs[1:first], sample.prompt_token_ids[1:], strict=True)
+        prompt = tuple(float(entry[token].logprob) for entry, token in pairs)
+        entries: Sequence[Any] = output.prompt_logprobs[first:]
     else:
         (completion,) = output.outputs
         response = tuple(int(t) for t in completion.token_ids)
@@ -237,4 +242,4 @@ def _finished(plan: CapturePlan, sample: Sample, output: Any) -> Sample:
     if len(entries) != len(response):
         raise EngineError(f"vLLM returned {len(entries)} logprobs for {len(response)} tokens")
     logprobs = tuple(float(entry[token].logprob) for entry, token in zip(entries, response, strict=True))
-    return with_logprobs(sample, response, logprobs)
+    return with_logprobs(sample, response, logprobs, prompt)

@@ -21,6 +21,7 @@ def _hide_private_names() -> None:
     """Make llvmlite's proxy of its library deny having a ``__dict__``.
 
     It answers every name, and vLLM, which looks through the attributes of all loaded modules, trips over the answer.
+    It cannot be told to leave a module out, and numba loads llvmlite whenever a loop is compiled: so here, not in vLLM.
     """
     from llvmlite.binding import ffi
 

@@ -1,6 +1,7 @@
 """The figures of a run, strict and native arm in one drawing: as data, then drawn for a page or as files.
 
-Pages draw them with the page's own colours, light or dark; files are drawn by matplotlib, for papers and slides.
+Pages draw them by `diffcheck.report.charts`, with the page's own colours, light or dark, which matplotlib would write
+into the SVG; files are drawn by matplotlib, for papers and slides.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ class Task(Protocol):
     def reward(self, prompt: Sequence[int], response: Sequence[int]) -> float:
         """What a response is worth; finite. Token ids, a stop token that ended it included."""
 
+    def loss_mask(self, prompt: Sequence[int], response: Sequence[int]) -> list[int] | None:
+        """1 for each token of the response that is learned from, 0 for the others; None learns from all."""
+
 
 def open_task(name: str, folder: Path, config: ModelConfig, seed: int, options: Mapping[str, Any]) -> Task:
     """The task ``name`` for a model.

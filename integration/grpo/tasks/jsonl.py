@@ -29,16 +29,21 @@ class Task:
 
     Args:
         path: of the JSON lines. reward: ``module:function``, importable from the working folder too.
+        loss_mask: likewise, called with the same arguments: a list of 0 and 1, one a token of the response; tokens with
+            0 (quoted turns, a tool's output) are scored and compared, and not learned from.
 
     Raises:
         InputError: a file, a line (by number) or the function is unusable.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig, seed: int, *, path: str, reward: str) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, seed: int, *, path: str, reward: str, loss_mask: str = ""
+    ) -> None:
         self._seed = seed
         self._tokenizer = FolderTokenizer.of(folder)
         self.stop_token_ids = end_tokens(folder)
-        self._name, self._function = reward, _imported(reward)
+        self._name, self._function = reward, _imported(reward, "reward")
+        self._mask_name, self._mask = loss_mask, _imported(loss_mask, "loss_mask") if loss_mask else None
         self._records: dict[tuple[int, ...], dict[str, Any]] = {}
         for number, record in _lines(Path(path)):
             where = f"{path}:{number}"
@@ -64,17 +69,33 @@ class Task:
         """Raises:
         InputError: the function failed, or returned no finite number.
         """
-        tokens = list(response)
-        text = self._tokenizer.decode(tokens) if self._tokenizer else None
-        try:
-            value = float(self._function(self._records[tuple(prompt)], text, tokens))
-        except Exception as error:
-            raise InputError(
-                f"{self._name}: {type(error).__name__}: {error}", "mend the function; then resume"
-            ) from error
+        value = float(self._asked(self._name, lambda *given: float(self._function(*given)), prompt, response))
         if not math.isfinite(value):
             raise InputError(f"{self._name}: returned {value}", "return a finite number; then resume")
         return value
+
+    def loss_mask(self, prompt: Sequence[int], response: Sequence[int]) -> list[int] | None:
+        """Raises:
+        InputError: the function failed, or returned no 0 or 1 for each token.
+        """
+        if self._mask is None:
+            return None
+        mask = self._asked(self._mask_name, self._mask, prompt, response)
+        if not isinstance(mask, list | tuple) or len(mask) != len(response) or any(part not in (0, 1) for part in mask):
+            raise InputError(
+                f"{self._mask_name}: returned {str(mask)[:60]} for {len(response)} tokens",
+                "return a list of 0 and 1, one a token; then resume",
+            )
+        return [int(part) for part in mask]
+
+    def _asked(self, name: str, function: Callable[..., Any], prompt: Sequence[int], response: Sequence[int]) -> Any:
+        """What a function of the user's says of a response."""
+        tokens = list(response)
+        text = self._tokenizer.decode(tokens) if self._tokenizer else None
+        try:
+            return function(self._records[tuple(prompt)], text, tokens)
+        except Exception as error:
+            raise InputError(f"{name}: {type(error).__name__}: {error}", "mend the function; then resume") from error
 
     def _prompt(self, record: dict[str, Any], where: str, vocabulary: int) -> tuple[int, ...]:
         tokens: Any = record.get("prompt_token_ids")
@@ -107,18 +128,18 @@ def _messages(messages: Any, where: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def _imported(name: str, option: str) -> Callable[..., Any]:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise InputError(f"reward {name!r} is not module:function", "for example my_rewards:length")
+        raise InputError(f"{option} {name!r} is not module:function", "for example my_rewards:length")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"reward {name}: {error}", "name a function that can be imported") from None
+        raise InputError(f"{option} {name}: {error}", "name a function that can be imported") from None
     if not callable(function):
-        raise InputError(f"reward {name} is not a function", "name a function that can be imported")
+        raise InputError(f"{option} {name} is not a function", "name a function that can be imported")
     return function  # type: ignore[no-any-return]
 
 

@@ -46,3 +46,6 @@ class Task:
         words = re.findall(r"[a-z]+", self._tokenizer.decode(list(response)).lower())
         letter = self._letter[tuple(prompt)]
         return sum(word.startswith(letter) for word in words) / len(words) if words else 0.0
+
+    def loss_mask(self, prompt: Sequence[int], response: Sequence[int]) -> None:
+        return None

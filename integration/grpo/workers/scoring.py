@@ -16,10 +16,18 @@ class TokenSequence:
     id: str
     prompt: tuple[int, ...]
     response: tuple[int, ...]
+    #: 1 for each response token that is learned from, 0 for the others; None: all.
+    mask: tuple[int, ...] | None = None
+
+    @property
+    def learned(self) -> tuple[int, ...]:
+        """The mask, written out."""
+        return (1,) * len(self.response) if self.mask is None else self.mask
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSequence:
-        return cls(data["id"], tuple(data["prompt"]), tuple(data["response"]))
+        mask = data.get("mask")
+        return cls(data["id"], tuple(data["prompt"]), tuple(data["response"]), None if mask is None else tuple(mask))
 
 
 @dataclass(frozen=True)

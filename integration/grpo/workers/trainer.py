@@ -99,12 +99,14 @@ class Trainer:
             the objective has none) over all, and ``version``.
 
         Raises:
-            EngineError: the gradient is not finite. That step was not made.
+            EngineError: the gradient is not finite, or nothing is to be learned from. That step was not made.
         """
         from integration.megatron import sums
 
         samples = [TokenSequence.from_json(data) for data in sequences]
-        lengths = [len(sample.response) for sample in samples]
+        lengths = [sum(sample.learned) for sample in samples]
+        if not any(lengths):
+            raise EngineError("the loss mask leaves no token of any response", "mend the task's loss_mask; then resume")
         total, weighting = sum(lengths), token_weights(lengths, self._config.loss_level, self._config.max_tokens)
         clipped, kl, loss, norm = 0, 0.0, 0.0, 0.0
         for _ in range(self._config.epochs):
@@ -271,15 +273,20 @@ class Trainer:
             return torch.tensor([x for row in rows for x in row], dtype=torch.float32, device=self._device)
 
         weights, count = weighting
+        kept = torch.tensor([bool(x) for sample in samples for x in sample.learned], device=self._device)
+
+        def learned(values: Tensor) -> Tensor:
+            return values if all(sample.mask is None for sample in samples) else values[kept]
+
         return objective(
-            torch.cat(self._logprobs(samples)),
-            tokens(old),
-            each(advantages),
-            weight=each(weights),
+            learned(torch.cat(self._logprobs(samples))),
+            learned(tokens(old)),
+            learned(each(advantages)),
+            weight=learned(each(weights)),
             count=count,
             clip=self._config.clip,
             clip_high=self._config.clip_high or self._config.clip,
-            reference=None if reference is None else tokens(reference),
+            reference=None if reference is None else learned(tokens(reference)),
             kl_coef=self._config.kl_coef,
         )
 

@@ -54,6 +54,15 @@ def longest(record: dict[str, Any], text: str | None, tokens: list[int]) -> floa
     return sum(token in record["wanted"] for token in tokens) / len(tokens)
 
 
+def first_half(record: dict[str, Any], text: str | None, tokens: list[int]) -> list[int]:
+    """A loss mask that tests name."""
+    return [int(i < len(tokens) // 2) for i in range(len(tokens))]
+
+
+def too_short(*_: Any) -> list[int]:
+    return [1]
+
+
 def broken(*_: Any) -> float:
     return float("nan")
 
@@ -97,6 +106,27 @@ def test_prompts_from_a_file_come_once_an_epoch_and_keep_their_record(tmp_path: 
 def test_bad_lines_are_named(lines: list[Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=named):
         open_jsonl(tmp_path / "prompts.jsonl", lines)
+
+
+def test_a_loss_mask_says_which_tokens_are_learned_from(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt_token_ids": [5]}\n')
+    folder, config = resolve_model("tiny-qwen3")
+
+    def masked(name: str) -> Any:
+        options = {"path": str(path), "reward": REWARD, "loss_mask": f"tests.integration.grpo.test_tasks:{name}"}
+        return open_task("jsonl", folder, config, 0, options)
+
+    assert masked("first_half").loss_mask((5,), [7, 8, 9, 10]) == [1, 1, 0, 0]
+    assert (
+        open_jsonl(path, [{"prompt_token_ids": [5]}]).loss_mask((5,), [7]) is open_tiny().loss_mask((5,), [7]) is None
+    )
+    with pytest.raises(InputError, match=r"too_short: returned \[1\] for 2 tokens"):
+        masked("too_short").loss_mask((5,), [7, 8])
+    with pytest.raises(InputError, match="broken: returned nan for 1 tokens"):
+        masked("broken").loss_mask((5,), [7])
+    with pytest.raises(InputError, match=r"loss_mask tests.*absent"):
+        masked("absent")
 
 
 @pytest.mark.parametrize("reward", ["nothing", "no_such_module:f", "json:nothing", "json:__name__"])
