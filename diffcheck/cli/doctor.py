@@ -70,6 +70,33 @@ def kernel_reports(target: str, only: str, progress: Progress) -> Iterator[tuple
         raise InputError(f"--target {target}: {error}", "targets: gfx942, sm_90; --only takes part of a name") from None
 
 
+def executed_kernels(only: str, progress: Progress) -> Iterator[tuple[str, bool]]:
+    """Execute every kernel's gfx942 code in emulation against the reference: (line, whether it passes).
+
+    Raises:
+        InputError: Triton or the decoder is missing, or nothing is selected.
+    """
+    os.environ["RLK_EMULATE"] = "gfx942"  # read when fastpath is imported, here and in the processes that run cases
+    try:
+        from fastpath.backend import UnsupportedError
+        from fastpath.emulation import report
+    except ImportError as error:
+        raise InputError(f"--run: {error}", _CPU_SET_UP) from None
+    done = 0
+
+    def say(_: str) -> None:
+        nonlocal done
+        done += 1
+        progress("executing gfx942 code against the reference", done, 0)
+
+    try:
+        _, kernels = report.run(only, max(1, os.cpu_count() or 1), say)
+        for executed in kernels:
+            yield report.line(executed), executed.passes
+    except (UnsupportedError, ValueError) as error:
+        raise InputError(f"--run: {error}", "--only takes part of a call's name: rms_norm, swiglu/bfloat16") from None
+
+
 def _has(distribution: str) -> bool:
     try:
         version(distribution)

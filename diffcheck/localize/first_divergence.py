@@ -22,6 +22,7 @@ from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
+from diffcheck.localize.live_cause import live_causes
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
@@ -102,6 +103,7 @@ def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
     if origin is not None and origin.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
         verdict.summary = f"Both sides computed the same logprobs, but on the right every token has {shifted.right}."
+    verdict.notes += live_causes(verdict.first_divergence, left.header, right.header)
     return verdict
 
 
