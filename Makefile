@@ -14,11 +14,11 @@ FAST := tests/test_layers.py tests/reference/operators tests/reference/reduction
 # The other Triton release whose compiled code is checked: for the tests, beside the environment, never in it.
 OTHER_TRITON := $(VENV)/triton-3.6.0
 
-.PHONY: help setup localize test test-fast test-exhaustive lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
+.PHONY: help setup localize test test-fast test-exhaustive test-gfx942 lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
 .DEFAULT_GOAL := help
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## The environment: both engines on the CPU, linters, test oracles (about 2 minutes, 4 GB)
 
@@ -42,6 +42,10 @@ test: $(STAMP) $(CLANG) $(OTHER_TRITON) ## Lint, types and the default tests
 
 test-fast: $(STAMP) ## What a person runs before each commit: no engine is started, no kernel compiled
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not exhaustive and not engines" $(FAST) $(ARGS)
+
+test-gfx942: $(STAMP) $(CLANG) $(OTHER_TRITON) ## Every kernel's gfx942 code executed in emulation, on both Tritons (20 minutes)
+	RLK_EMULATE=gfx942 $(BIN)/python -m fastpath.emulation.report --jobs 2 $(ARGS)
+	RLK_EMULATE=gfx942 PYTHONPATH=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m fastpath.emulation.report --jobs 2 $(ARGS)
 
 test-exhaustive: $(STAMP) $(OTHER_TRITON) ## All 2^32 inputs and other hour-long proofs; resumes where it stopped
 	$(BIN)/python -m tests.reference.exhaustive $(ARGS)

@@ -36,6 +36,7 @@ from diffcheck.localize.prompts import PROMPT_LOGPROBS
 from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import ROLES, side_names
 from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
 
@@ -456,6 +457,9 @@ def _ablate(
         both = {
             role: Side(role, Trace(side.trace), Path(scratch), side.session, side.plan) for role, side in sides.items()
         }
+        engines = [both[role].trace.header.engine for role in ROLES]
+        for role, label in zip(ROLES, side_names(engines[0], engines[1]), strict=True):
+            both[role].label = label
         recorded = [side for role, side in both.items() if sides[role].drew]
         if withdraw(verdict, {side.role: side.unlike_itself() for side in recorded}):
             return
@@ -565,7 +569,8 @@ def _unsteady(left: Path, right: Path, folder: Path) -> dict[str, str]:
     theirs.
     """
     live = {side: trace for side, trace in (("left", left), ("right", right)) if trace.parent == folder}
-    found = {side: unrepeated(Trace(trace), Trace(_again(trace))) for side, trace in live.items()}
+    names = dict(zip(("left", "right"), side_names(Trace(left).header.engine, Trace(right).header.engine), strict=True))
+    found = {side: unrepeated(Trace(trace), Trace(_again(trace)), names[side]) for side, trace in live.items()}
     for trace in live.values():
         shutil.rmtree(_again(trace), ignore_errors=True)
     return found

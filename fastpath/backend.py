@@ -7,7 +7,9 @@ a target cannot compute under its contract raises :class:`UnsupportedError` with
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,12 +20,17 @@ import torch
 import triton
 
 from fastpath import launches
+from fastpath.elf import code_of
 from reference.contract.base import Contract, Value
 
 #: First and last Triton release whose generated code was checked.
 TRITON_RELEASES = ((3, 6), (3, 9))
 #: Whether kernels run in Triton's interpreter: decided by TRITON_INTERPRET=1 before the first import of a kernel.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+#: The target whose compiled code this process executes in emulation instead of launching it: RLK_EMULATE=gfx942.
+EMULATED: str = os.environ.get("RLK_EMULATE", "")
+#: Whether kernels take tensors of the CPU.
+ON_CPU: bool = INTERPRETED or bool(EMULATED)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -83,6 +90,10 @@ def _device_target() -> Target:
             f"triton {triton.__version__}: its code was not checked; "
             f"install {first[0]}.{first[1]} to {last[0]}.{last[1]}"
         )
+    if EMULATED:
+        if EMULATED != "gfx942" or INTERPRETED:
+            raise UnsupportedError(f"RLK_EMULATE={EMULATED}: only gfx942 is emulated, and not beside TRITON_INTERPRET")
+        return TARGETS[EMULATED]
     if INTERPRETED:
         if release < (3, 9):
             raise UnsupportedError(f"triton {triton.__version__}: its interpreter rounds fma twice; install 3.9")
@@ -119,7 +130,7 @@ class Launch:
     triton: str
     #: Compile options and compile-time constants.
     options: Mapping[str, Value]
-    #: SHA-256 of the machine code; of the source text in the interpreter.
+    #: SHA-256 of the machine code, debug information aside; of the source text in the interpreter.
     code_sha256: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,6 +178,12 @@ def launch(
         _plans[-1][1].append(Plan(kernel, arguments, constants, merged, contract, target))
         return
     launches.count(kernel.fn.__name__, contract)
+    if EMULATED:
+        execute = importlib.import_module("fastpath.emulation.plans").execute
+        code = execute(Plan(kernel, arguments, constants, merged, contract, target), grid)
+        if _recorders:
+            note(kernel.fn.__name__, contract, {**merged, **constants}, code)
+        return
     compiled = kernel[grid](*arguments, **constants, **merged)
     if _recorders:
         note(kernel.fn.__name__, contract, {**merged, **constants}, _code(kernel, compiled, target))
@@ -217,7 +234,7 @@ def note(kernel: str, contract: Contract, options: Mapping[str, Any], code: byte
         target=current_target().arch,
         triton=triton.__version__,
         options={name: value if isinstance(value, str | int | bool) else str(value) for name, value in options.items()},
-        code_sha256=hashlib.sha256(code).hexdigest(),
+        code_sha256=hashlib.sha256(code_of(code)).hexdigest(),
     )
     for evidence in _recorders:
         evidence.append(entry)
@@ -280,7 +297,7 @@ def require_tensor(tensor: torch.Tensor, argument: str, axes: str, *dtypes: torc
         raise ValueError(f"{argument}: expected shape [{axes}], got {list(tensor.shape)}")
     if not tensor.is_contiguous():
         raise ValueError(f"{argument}: strides {tensor.stride()} are not contiguous; call .contiguous()")
-    expected = "meta" if _plans else "cpu" if INTERPRETED else "cuda"
+    expected = "meta" if _plans else "cpu" if ON_CPU else "cuda"
     if tensor.device.type != expected:
         raise ValueError(
             f"{argument}: on {tensor.device}, but this process computes on {expected}; call .to({expected!r})"

@@ -43,7 +43,11 @@ _SHARED = {
     "reference/dot": ("tests/reference/dot/test_dot.py", "tests/reference/dot/test_dot_memory.py"),
     "reference/models": ("tests/reference/models",),
     "reference": ("tests/reference/test_arithmetic.py", "tests/reference/test_formats.py", _OPERATORS),
-    "diffcheck/localize": ("tests/diffcheck/localize/test_localize.py", "tests/diffcheck/localize/test_alignment.py"),
+    "diffcheck/localize": (
+        "tests/diffcheck/localize/test_localize.py",
+        "tests/diffcheck/localize/test_alignment.py",
+        "tests/diffcheck/trace/test_joined.py",
+    ),
     "integration/grpo/buffer": ("tests/integration/grpo/test_buffer.py",),
     "integration/grpo/mismatch": (
         "tests/integration/grpo/test_metrics.py",

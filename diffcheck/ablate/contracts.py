@@ -15,6 +15,7 @@ from diffcheck.infer import Inference, differences, infer
 from diffcheck.infer.sites import Site, UnknowableError, operator_inputs, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
+from diffcheck.trace.roles import side_names
 from reference.contract import Contract, diff, fields, profile, profiles
 
 #: Rows looked at first: nearly every wrong contract fails on them.
@@ -70,7 +71,7 @@ def _candidates(side: Side, question: Site, answer: Inference | None) -> Iterato
     arguments, dtype = question.arguments, question.model_dtype
     fused = arguments.operator == "logprob" and "lse" not in arguments.rows
     seen = set()
-    for name in sorted(profiles.names(), key=lambda name: not name.startswith(side.name)):
+    for name in sorted(profiles.names(), key=lambda name: not name.startswith(side.trace.header.engine)):
         contract = profile(name).contract(arguments.operator, dtype).replace(question.given)
         operator = Operator(contract, profile(name).contract("logsumexp", dtype) if fused else None)
         if operator not in seen:
@@ -109,7 +110,7 @@ def parted(left: Known, right: Known, boundary: str) -> list[dict[str, Any]]:
             a = moved
         elif (moved := _with(b, path, a)) is not None and right.gives(replace(right.operator, contract=moved)):
             b = moved
-    names = (left.engine, right.engine) if left.engine != right.engine else ("the left side", "the right side")
+    names = side_names(left.engine, right.engine)
     return [
         {"boundary": boundary, "field": d.path, "left": d.left, "right": d.right, "sentence": d.sentence}
         for d in diff(a, b, *names)
@@ -138,6 +139,8 @@ def explained(
     answers = [
         infer(side.trace, boundary, model, budget=budget, probe=False, progress=progress) for side in (left, right)
     ]
+    for answer, side in zip(answers, (left, right), strict=True):
+        answer.engine = side.name
     found = differences(*answers)
     if found:
         searched = all(a.complete for a in answers)

@@ -73,10 +73,12 @@ class Side:
     #: The plan of the traced run, responses included.
     plan: CapturePlan | None = None
     runs: int = 0
+    #: What it is called where its engine's name does not tell the sides apart.
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return self.trace.header.engine
+        return self.label or self.trace.header.engine
 
     @property
     def live(self) -> bool:
@@ -107,7 +109,7 @@ class Side:
         nowhere.
         """
         run = self.run()
-        why = unrepeated(self.trace, run.trace)
+        why = unrepeated(self.trace, run.trace, self.name)
         run.discard()
         return why
 
@@ -153,8 +155,7 @@ def unalignable(nodes: Sequence[Boundary], a: Trace, b: Trace) -> dict[str, str]
         if why := why_unobserved(node, a, b):
             found[node.name] = why
             continue
-        levels = {t.header.engine: t.entry(node.name).level for t in (a, b)}
-        if set(levels.values()) != {"full"}:
+        if {t.entry(node.name).level for t in (a, b)} != {"full"}:
             found[node.name] = "the trace does not hold all its values (--level full does)"
             continue
         try:

@@ -40,15 +40,17 @@ def uint_type(dtype: str) -> type[np.unsignedinteger[Any]]:
 
 
 def tensor_bits(tensor: Any) -> tuple[UIntArray, str]:
-    """Bit patterns of a torch tensor or NumPy float32 array, on the host, with the dtype's name. The tensor is not
-    modified.
+    """Bit patterns of a torch tensor, a NumPy float32 array or one of bfloat16 patterns (uint16), on the host, with the
+    dtype's name. The tensor is not modified.
 
     Raises:
         ValueError: the dtype is not one of `DTYPES`.
     """
     if isinstance(tensor, np.ndarray):
+        if tensor.dtype == np.uint16:
+            return np.array(tensor, order="C"), "bfloat16"
         if tensor.dtype != np.float32:
-            raise ValueError(f"array of {tensor.dtype}: NumPy values are observed as float32")
+            raise ValueError(f"array of {tensor.dtype}: NumPy has float32, and patterns of bfloat16 as uint16")
         return np.array(tensor, order="C").view(np.uint32), "float32"
     import torch
 
@@ -63,7 +65,7 @@ def tensor_bits(tensor: Any) -> tuple[UIntArray, str]:
 def bits_tensor(bits: UIntArray, dtype: str, like: Any) -> Any:
     """Inverse of `tensor_bits`: a tensor of ``like``'s kind, device and shape with the given patterns."""
     if isinstance(like, np.ndarray):
-        return bits.view(np.float32).reshape(like.shape)
+        return (bits if like.dtype == np.uint16 else bits.view(np.float32)).reshape(like.shape)
     import torch
 
     signed = np.ascontiguousarray(bits).view(np.int32 if dtype == "float32" else np.int16)

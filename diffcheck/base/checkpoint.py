@@ -7,15 +7,20 @@ vLLM takes every file, less those that an index does not name). A folder in whic
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from diffcheck.base.bits import to_float32, uint_type
 from diffcheck.base.errors import InputError
+from reference.checks import Float32Array
+from reference.formats import FORMATS, decode, encode
 from reference.models.config import ModelConfig
 from reference.models.weights import weight_shapes
+from reference.rounding import round_to
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,6 +50,13 @@ class StoredWeight:
         mine, theirs = (np.memmap(w.file, np.uint8, "r", w.start, (w.stop - w.start,)) for w in (self, other))
         return bool(np.array_equal(mine, theirs))
 
+    def values(self) -> Float32Array:
+        """The values, exactly. The dtype is one of `DTYPES`."""
+        dtype = DTYPES[self.dtype]
+        return to_float32(
+            np.ascontiguousarray(np.memmap(self.file, uint_type(dtype), "r", self.start, self.shape)), dtype
+        )
+
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -59,6 +71,42 @@ class StoredModel:
     def dtypes(self) -> list[str]:
         """Formats of the stored weights."""
         return sorted({DTYPES.get(w.dtype, w.dtype) for w in self.weights.values()})
+
+
+class FloatWeights:
+    """The weights of a model folder by Hugging Face name, rounded to the engine's dtype, as float32: without torch.
+
+    Args:
+        dtype: of the engine.
+        flips: (name, flat index, bit of the engine's dtype) of bits inverted on purpose.
+
+    Raises:
+        InputError: a damaged file, or a flip of a weight or bit that is not there.
+    """
+
+    def __init__(self, folder: Path, dtype: str, flips: Sequence[tuple[str, int, int]] = ()) -> None:
+        self._folder, self._format, self._flips = folder, FORMATS[dtype], flips
+        self._stored = read_checkpoint(folder).weights
+        for name, _, _ in flips:
+            if name not in self._stored:
+                remedy = "give a name of its safetensors files"
+                raise InputError(f"weight flip: {folder} has no weight {name!r}", remedy)
+
+    def __getitem__(self, name: str) -> Float32Array:
+        if name not in self._stored:
+            raise InputError(f"{self._folder}: weight {name} is missing", "save the whole model with safetensors")
+        bits = encode(round_to(self._stored[name].values(), self._format), self._format)
+        flat, width = bits.reshape(-1), bits.itemsize * 8
+        for target, index, bit in self._flips:
+            if target != name:
+                continue
+            if not (0 <= index < flat.size and 0 <= bit < width):
+                raise InputError(
+                    f"weight flip {name}[{index}] bit {bit} is outside the tensor",
+                    f"it has {flat.size} elements of {width} bits",
+                )
+            flat[index] ^= flat.dtype.type(1 << bit)
+        return decode(bits, self._format)
 
 
 def read_checkpoint(folder: Path) -> StoredModel:

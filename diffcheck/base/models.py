@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, TensorSpec, serialize_file
 
 from diffcheck.base.checkpoint import check_checkpoint, read_checkpoint
 from diffcheck.base.errors import InputError
 from diffcheck.base.files import disk_error
 from diffcheck.base.samples import Sample
+from reference.formats import FORMATS, encode
 from reference.models.config import ModelConfig, UnsupportedModelError
 from reference.models.weights import weight_shapes
+from reference.rounding import round_to
 
 #: Bump when the recipe below changes, so that a cached model of an older recipe is not mistaken for it.
 _RECIPE = 2
@@ -66,18 +68,19 @@ _RANDOM_LENGTHS = ((5, 32), (17, 24), (40, 32), (9, 16), (26, 32), (3, 28))
 
 def make_random_model(folder: Path, **config: Any) -> None:
     """Write a Qwen3 of random bfloat16 weights from a fixed seed; ``config`` overrides fields of the tiny one's."""
-    import torch
-    from safetensors.torch import save_file
-
     whole = {**_TINY, **config}
     rng = np.random.default_rng(20261129)
-    tensors = {}
+    tensors: dict[str, Any] = {}
+    kept = []
     for name, shape in weight_shapes(ModelConfig.from_dict(whole)):
         noise = rng.standard_normal(shape, np.float32)
         values = 1 + np.float32(0.1) * noise if name.endswith("norm.weight") else np.float32(_TINY_STD) * noise
-        tensors[name] = torch.from_numpy(values).bfloat16()
+        bits = encode(round_to(values, FORMATS["bfloat16"]), FORMATS["bfloat16"])
+        # Held in `kept` until the file is written: the file's library is given addresses.
+        kept.append(bits)
+        tensors[name] = TensorSpec(dtype="bfloat16", shape=list(shape), data_ptr=bits.ctypes.data, data_len=bits.nbytes)
     (folder / "config.json").write_text(json.dumps(whole, indent=1))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    serialize_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _smollm2(folder: Path) -> None:

@@ -20,6 +20,9 @@ Token = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Positive = Annotated[float, Meta(gt=0, lt=1e308)]
 
+#: Fields of the record that older traces do not have.
+_LATER = {"rope_tables", "layers", "unknown"}
+
 
 @dataclass
 class KvMapping:
@@ -72,8 +75,14 @@ class ObjectRecord:
     #: 1 where the position predicts a token that counts in the loss.
     active: list[list[Annotated[int, Meta(ge=0, le=1)]]] = field(default_factory=list)
     attention_mask: str = "causal"
-    #: theta, rotary dimension and scaling of the live module.
+    #: Rotary dimension, and theta, scaling and attention factor where the live table is, in every frequency, the one
+    #: that they give; a table that no parameters give has none of them here, only its bits in `rope_tables`.
     rope: dict[str, Any] = field(default_factory=dict)
+    #: Live tables of RoPE, one entry a distinct table: see `diffcheck.live_model.rope.table_entry`.
+    rope_tables: list[dict[str, Any]] = field(default_factory=list)
+    #: Field -> boundary -> what the live module there computes with: "epsilon", "scale", "bias", "heads", "kv_scale",
+    #: "dtype".
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     kv: KvMapping = field(default_factory=KvMapping)
     real_vocab: Count = 0
     #: Rows of the engine's own embedding table and head; may differ.
@@ -97,8 +106,7 @@ class ObjectRecord:
         ValueError: a field is missing or unknown; it is named.
         """
         names = {f.name for f in fields(cls)}
-        # Traces of before it was a field know everything.
-        if missing := sorted(names - {"unknown"} - set(data)):
+        if missing := sorted(names - set(data) - _LATER):
             raise ValueError(f"object record: field {missing[0]!r} is missing")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"object record: unknown field {unknown[0]!r}")

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from diffcheck.base.errors import EngineError, RlkError, telling_line
+from diffcheck.base.errors import EngineError, RlkError, missing, telling_line
 from diffcheck.base.files import disk_error
 from diffcheck.base.progress import Progress
 
@@ -105,6 +105,9 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if "address already in use" in str(error).lower() or "eaddrinuse" in str(error).lower():
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"
         return {"cause": f"port in use: {telling_line(error)}", "remedy": remedy, "exit_code": 2, "trace": trace}
+    if isinstance(error, ImportError):
+        cause, remedy = missing(error)
+        return {"cause": cause, "remedy": remedy, "exit_code": 2, "trace": trace}
     if isinstance(error, OSError) or "I/O error" in str(error):
         return {**disk_error(error)._asdict(), "exit_code": 2, "trace": trace}
     remedy = "run again with --debug for the stack trace and the engine's own log"

@@ -22,11 +22,11 @@ from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch, defaults
+from diffcheck.live_model.facts import CAUSAL
+from diffcheck.live_model.rope import rope_fields
 from diffcheck.rows import Index, IntArray, Rows, expected_rows
 from reference.models.config import ModelConfig
 
-#: Kind of the attention mask that every supported model has.
-CAUSAL = "causal"
 #: Fields of the model that may be overridden without changing the shape of a weight.
 OVERRIDABLE = ("rope_theta", "rms_norm_eps")
 
@@ -227,18 +227,6 @@ def flip_bits(name: str, tensor: Any, flips: Sequence[tuple[str, int, int]]) -> 
     return tensor
 
 
-def live_theta(inv_freq: Any, config: ModelConfig) -> float:
-    """RoPE theta of a live table of inverse frequencies [dim/2], float32: the model's own when the table is made of it
-    up to rounding, else what the table's last entry says.
-    """
-    table = inv_freq.detach().cpu().double().numpy()
-    dim = 2 * table.size
-    made = config.rope_theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
-    if np.allclose(table, made, rtol=1e-6, atol=0.0):
-        return config.rope_theta
-    return float(f"{table[-1] ** (-dim / (dim - 2)):.6g}")
-
-
 def object_record(
     config: ModelConfig,
     plan: CapturePlan,
@@ -247,8 +235,8 @@ def object_record(
     weights: dict[str, str],
     tokens: LiveInputs,
     positions: LiveInputs,
-    theta: float,
-    rotary_dim: int,
+    rope_tables: list[dict[str, Any]],
+    layers: dict[str, dict[str, Any]],
     padded_vocab: int,
     tensor_parallel: int = 1,
     targets: LiveInputs | None = None,
@@ -259,11 +247,14 @@ def object_record(
     Args:
         samples: responses included.
         weights: HF name -> digest of the live parameter.
-        theta, rotary_dim: of the live rotary embedding.
+        rope_tables: of the live rotary embeddings, see `diffcheck.live_model.rope`.
+        layers: facts of the live modules, see `diffcheck.live_model.facts`.
         targets: tokens whose logprobs the engine really took, where it can be asked; else the samples' own.
         attention_mask: kind of the live mask.
     """
     model = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "dtype"}
+    model["rope_scaling"] = [list(pair) for pair in config.rope_scaling]
+    model["layer_windows"] = list(config.layer_windows)
     active = []
     for sample in samples:
         first = len(sample.prompt_token_ids) - 1
@@ -277,7 +268,9 @@ def object_record(
         positions=positions.lists(samples),
         active=active,
         attention_mask=attention_mask,
-        rope={"theta": theta, "dim": rotary_dim, "scaling": "default"},
+        rope=rope_fields(config, rope_tables),
+        rope_tables=rope_tables,
+        layers=layers,
         real_vocab=config.vocab_size,
         padded_vocab=padded_vocab,
         shards=shard_map(config, padded_vocab, tensor_parallel),

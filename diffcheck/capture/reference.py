@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from diffcheck.base.bits import bits_tensor
+from diffcheck.base.bits import DTYPES, to_float32
 from diffcheck.base.boundaries import graph
+from diffcheck.base.checkpoint import FloatWeights
 from diffcheck.base.errors import InputError
 from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
@@ -22,7 +23,6 @@ from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
 from diffcheck.capture.live import (
-    Checkpoint,
     LiveInputs,
     check_extra,
     effective_config,
@@ -33,11 +33,17 @@ from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
+from diffcheck.live_model.facts import Facts, mask_of
+from diffcheck.live_model.rope import kept_positions, table_entry
 from diffcheck.rows import Rows, expected_rows
+from reference import operators as ops
 from reference.contract.profiles import profile as find_profile
+from reference.models.contracts import resolve_contracts
 from reference.models.qwen3 import Sampling, forward
 from reference.models.rows import interleaved_tables
 from reference.models.weights import weight_shapes
+from reference.primitives import inverse_frequencies
+from reference.primitives.rope_scaling import float32_frequencies
 
 DEFAULT_PROFILE = "strict-v1/fma32-seq"
 #: Engine-specific switches.
@@ -59,8 +65,6 @@ class Adapter:
     """
 
     def __init__(self, options: EngineOptions, progress: Progress) -> None:
-        import torch
-
         if options.device != "cpu":
             raise InputError(f"reference: device {options.device!r}: it runs on the CPU only", "use --device cpu")
         self.options = options
@@ -71,9 +75,11 @@ class Adapter:
             raise InputError(f"reference: {error}", "list the profiles with rlk-diff contract list") from None
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        checkpoint = Checkpoint(folder, getattr(torch, options.dtype), options.weight_flips)
+        if options.dtype not in DTYPES:
+            raise InputError(f"reference: dtype {options.dtype!r} is unknown", f"choose one of {', '.join(DTYPES)}")
+        checkpoint = FloatWeights(folder, options.dtype, options.weight_flips)
         progress("loading weights", 0, 0)
-        self.weights = {name: checkpoint[name].float().numpy() for name, _ in weight_shapes(self.config)}
+        self.weights = {name: checkpoint[name] for name, _ in weight_shapes(self.config)}
         apply_patches(options.patches, self.weights)
 
     def capture(self, plan: CapturePlan, progress: Progress) -> CaptureResult:
@@ -137,8 +143,9 @@ class Adapter:
             weights={name: weight_digest(w) for name, w in self.weights.items()},
             tokens=tokens,
             positions=places,
-            theta=self.config.rope_theta,
-            rotary_dim=self.config.head_dim,
+            rope_tables=self._rope_tables(plan, samples),
+            layers=self._facts(),
+            attention_mask=mask_of([self.config.window(n) for n in range(self.config.num_hidden_layers)]),
             padded_vocab=self.config.vocab_size,
             tensor_parallel=self.options.tensor_parallel,
         )
@@ -147,6 +154,52 @@ class Adapter:
         tables = interleaved_tables([-(-n // size) for n in lengths])
         slots = [[int(t[p // size]) * size + p % size for p in range(n)] for t, n in zip(tables, lengths, strict=True)]
         return replace(record, kv=KvMapping("paged", size, slots), top_p=plan.top_p, top_k=plan.top_k)
+
+    def _rope_tables(self, plan: CapturePlan, samples: tuple[Sample, ...]) -> list[dict[str, Any]]:
+        """The table of the queries' contract in each layer."""
+        c, rope = self.config, self.config.rope
+        contracts = resolve_contracts(c, self.profile, self.options.dtype, plan.contract_overrides)
+        by_contract: dict[Any, list[int]] = {}
+        for n in range(c.num_hidden_layers):
+            by_contract.setdefault(contracts[f"layers.{n}.self_attn.q_rope"], []).append(n)
+        kept = kept_positions(max(s.forward_length for s in samples) + plan.position_offset)
+        entries = []
+        for contract, layers in by_contract.items():
+            table = ops.rope_table(np.array(kept), c.rotary_dim, c.rope_base, contract)
+            exact = contract.primitives.table == "rlk"
+            frequencies = inverse_frequencies(c.rotary_dim, rope) if exact else float32_frequencies(c.rotary_dim, rope)
+            entries.append(
+                table_entry(
+                    layers,
+                    frequencies=frequencies,
+                    attention_factor=rope.attention_factor,
+                    positions=kept,
+                    cos=table.cos,
+                    sin=table.sin,
+                    dtype=contract.precision.table,
+                )
+            )
+        return entries
+
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """What the forward is called with; the reference has no modules that could say otherwise."""
+        c, facts = self.config, Facts()
+        for n in range(c.num_hidden_layers):
+            name = f"layers.{n}"
+            norms = [f"{name}.input_layernorm", f"{name}.post_attention_layernorm"]
+            norms += [f"{name}.self_attn.{x}_norm" for x in "qk"] if c.qk_norm else []
+            for norm in norms:
+                facts.add("epsilon", norm, c.rms_norm_eps)
+            for x in "qkv":
+                facts.add("bias", f"{name}.self_attn.{x}_proj", c.qkv_bias)
+            facts.add("bias", f"{name}.self_attn.o_proj", c.o_bias)
+            own = f"{name}.self_attn.attention"
+            facts.add("scale", own, 1.0 / float(c.head_dim) ** 0.5)
+            facts.add("heads", own, [c.num_attention_heads, c.num_key_value_heads])
+            for x in "kv":
+                facts.add("kv_scale", f"{name}.self_attn.{x}_cache", 1.0)
+        facts.add("epsilon", "norm", c.rms_norm_eps)
+        return facts.found
 
     def _evidence(self) -> dict[str, Any]:
         contracts = self.profile.contracts(self.options.dtype)
@@ -185,7 +238,7 @@ class _Observer:
         changed = self._recorder.observe(boundary, Rows(sample, position), self._narrow(boundary, flat), whole=True)
         if changed is None:
             return None
-        wide = changed if isinstance(changed, np.ndarray) else changed.float().numpy()
+        wide = to_float32(changed, "bfloat16") if changed.dtype == np.uint16 else changed
         return np.ascontiguousarray(wide, np.float32).reshape(values.shape)
 
     def _narrow(self, boundary: str, values: np.ndarray[Any, Any]) -> Any:
@@ -195,7 +248,4 @@ class _Observer:
         bits = values.view(np.uint32)
         if boundary in self._wide or (bits & 0xFFFF).any():
             return values
-        import torch
-
-        narrow = (bits >> 16).astype(np.uint16)
-        return bits_tensor(narrow, "bfloat16", torch.empty(narrow.shape))
+        return (bits >> 16).astype(np.uint16)

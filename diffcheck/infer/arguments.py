@@ -101,7 +101,7 @@ def _all_reduce(a: Arguments, contract: Any) -> Float32Array:
 
 def _rope(a: Arguments, contract: Any) -> Float32Array:
     x = a.rows["x"].reshape(len(a), -1, a.facts["head_dim"])
-    table = ops.rope_table(a.rows["position"], a.facts["head_dim"], a.facts["theta"], contract)
+    table = ops.rope_table(a.rows["position"], a.facts.get("dim", a.facts["head_dim"]), a.facts["theta"], contract)
     return ops.rope(x, table, contract)
 
 

@@ -20,9 +20,11 @@ from diffcheck.infer.sites import Site, UnknowableError, node_of, site
 from diffcheck.infer.trial import Trial
 from diffcheck.infer.weights import TracedWeights
 from diffcheck.localize.compare import compare_boundary, why_unobserved
+from diffcheck.localize.prompts import PROMPT_LOGPROBS
 from diffcheck.localize.verdict import Verdict
 from diffcheck.rows import IntArray
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from reference.contract import Contract, Value, fields, operator_name, profile, profiles, space
 
 #: Rows sampled before all are looked at, and seconds per side.
@@ -198,13 +200,16 @@ def explain(
         InputError, TraceError: see `infer`.
     """
     first = verdict.first_divergence
-    if first is None:
+    # Prompt logprobs are no operator's output.
+    if first is None or first.boundary == PROMPT_LOGPROBS:
         return verdict.contracts
     prefer = _differing_rows(first.boundary, left, right, first.rows)
     sides = [
         infer(trace, first.boundary, model, rows=rows, budget=budget, prefer=prefer, probe=probe, progress=progress)
         for trace in (left, right)
     ]
+    for side, name in zip(sides, side_names(sides[0].engine, sides[1].engine), strict=True):
+        side.engine = name
     verdict.contracts = {
         "left": [sides[0].to_json()],
         "right": [sides[1].to_json()],

@@ -9,14 +9,17 @@ from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
 
 
-def unrepeated(first: Trace, second: Trace) -> str:
+def unrepeated(first: Trace, second: Trace, name: str = "") -> str:
     """Where two runs of one side on the same object differ, in words; empty if nowhere.
+
+    Args:
+        name: of the side; default: its engine's.
 
     Raises:
         TraceError: a trace is damaged.
     """
     verdict = localize(first, second)
-    engine = first.header.engine
+    engine = name or first.header.engine
     if verdict.first_divergence is not None:
         at = verdict.first_divergence
         where = f"{at.boundary} (sample {at.sample}, position {at.position})"

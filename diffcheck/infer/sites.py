@@ -308,7 +308,10 @@ def arguments_of(
             facts["ranks"] = header.tensor_parallel
         case "rope":
             by_row["position"] = _of_record(record.positions, sample, position)
-            facts["theta"] = float(record.rope["theta"])
+            # The live table's own parameters where they are known, else those of the model that it should have.
+            theta = record.rope.get("theta")
+            plain = isinstance(theta, float) and record.rope.get("scaling") == "default"
+            facts["theta"], facts["dim"] = theta if plain else config.rope_base, config.rotary_dim
         case "attention":
             by_row |= {"sample": sample, "position": position, "keys": _keys_seen(source, sample, position)}
             sequences = _sequences(source, node, config, np.unique(sample))

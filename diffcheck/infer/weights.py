@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
-from diffcheck.base.bits import to_float32, uint_type
 from diffcheck.base.checkpoint import DTYPES, read_checkpoint
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.record import weight_digest
@@ -41,10 +38,7 @@ class TracedWeights:
         """
         if name not in self._where or self._where[name].dtype not in DTYPES:
             raise InputError(f"{self._folder}: weight {name} is missing", "give the traced model's folder with --model")
-        stored = self._where[name]
-        dtype = DTYPES[stored.dtype]
-        bits = np.memmap(stored.file, uint_type(dtype), "r", stored.start, stored.shape)
-        values = to_float32(np.ascontiguousarray(bits), dtype)
+        values = self._where[name].values()
         # An engine may keep a norm's weight in float32 in a bfloat16 model, so both forms are candidates.
         for held in (values, round_to(values, FORMATS[self._dtype])):
             if weight_digest(held) == self._digests.get(name):

@@ -47,7 +47,7 @@ class Histogram:
 
 def why_unobserved(node: Boundary, left: Trace, right: Trace) -> str:
     """Why a boundary cannot be compared, or an empty string when it can."""
-    for side, trace in (("left", left), ("right", right)):
+    for side, trace in (("rollout", left), ("train", right)):
         if node.name not in trace:
             engine = trace.header.engine
             why = trace.header.unobserved.get(node.name, ONLY_LOGPROBS if engine == RECORDED else "not captured")

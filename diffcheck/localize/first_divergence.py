@@ -22,6 +22,7 @@ from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
+from diffcheck.localize.live_cause import live_causes
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
@@ -29,6 +30,7 @@ from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence
 from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from diffcheck.trace.schema import Header
 from reference.models.config import ModelConfig
 
@@ -101,6 +103,7 @@ def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
     if origin is not None and origin.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None
         verdict.summary = f"Both sides computed the same logprobs, but on the right every token has {shifted.right}."
+    verdict.notes += live_causes(verdict.first_divergence, left.header, right.header)
     return verdict
 
 
@@ -318,7 +321,7 @@ def _logprobs(found: Compared | None, left: Trace, right: Trace) -> LogprobStats
 def _conclude(
     first: FirstDivergence | None, coverage: Coverage, logprobs: LogprobStats | None, left: Header, right: Header
 ) -> tuple[Kind, str]:
-    pair = f"{left.engine} and {right.engine}"
+    pair = " and ".join(side_names(left.engine, right.engine))
     if first is not None:
         where = f"{first.boundary} (sample {first.sample}, position {first.position})"
         if first.role == "interval":

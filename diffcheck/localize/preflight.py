@@ -8,6 +8,7 @@ from typing import Any
 
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
+from diffcheck.live_model.facts import fold
 
 #: Mismatches listed one by one; a wholly different checkpoint needs no more to be told.
 MAX_LISTED = 20
@@ -93,7 +94,8 @@ def _walk(a: ObjectRecord, b: ObjectRecord) -> Iterator[Mismatch]:
     yield from _nested("active", a.active, b.active)
     if a.attention_mask != b.attention_mask:
         yield Mismatch("attention_mask", a.attention_mask, b.attention_mask)
-    yield from _mapping("rope", a.rope, b.rope)
+    yield from _rope(a, b)
+    yield from _layers(a, b)
     lengths = [len(ids) for ids in a.token_ids]
     for i, (x, y) in enumerate(zip(a.kv.logical(lengths), b.kv.logical(lengths), strict=True)):
         if x != y:
@@ -113,6 +115,28 @@ def _mapping(field: str, a: dict[str, Any], b: dict[str, Any]) -> Iterator[Misma
         x, y = a.get(key, absent), b.get(key, absent)
         if x != y:
             yield Mismatch(f"{field}.{key}", x, y)
+
+
+def _rope(a: ObjectRecord, b: ObjectRecord) -> Iterator[Mismatch]:
+    """Parameters of RoPE that both sides' tables confirm. A table that no parameters give is no other object but
+    another computation: it is found where it is read.
+    """
+    for key in a.rope:
+        if key in b.rope and a.rope[key] != b.rope[key]:
+            yield Mismatch(f"rope.{key}", a.rope[key], b.rope[key])
+
+
+#: Facts of live modules that are part of the object. The softmax's scale is found where it is applied, since engines
+#: also fold it elsewhere; formats are what is compared.
+_OBJECT_FACTS = ("epsilon", "bias", "heads", "kv_scale", "soft_cap", "sinks")
+
+
+def _layers(a: ObjectRecord, b: ObjectRecord) -> Iterator[Mismatch]:
+    for field in _OBJECT_FACTS:
+        x, y = a.layers.get(field, {}), b.layers.get(field, {})
+        both = [name for name in x if name in y]
+        if any(x[name] != y[name] for name in both):
+            yield Mismatch(field, fold({n: x[n] for n in both}), fold({n: y[n] for n in both}))
 
 
 def _nested(field: str, a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> Iterator[Mismatch]:

@@ -35,6 +35,7 @@ from diffcheck.report.folding import (
 from diffcheck.report.measure import Measured, measure
 from diffcheck.report.page import Row, both_widths, breakable, brief, write_page
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from diffcheck.trace.schema import HEADER
 from reference.contract import CONTRACTS, fields
 
@@ -66,7 +67,7 @@ def write_report(path: Path, verdict: Verdict, left: Trace, right: Trace, progre
 
 def _values(verdict: Verdict, measured: Measured, left: Trace, right: Trace) -> dict[str, Any]:
     """What the template ``verdict.html.j2`` uses."""
-    engines = [left.header.engine, right.header.engine]
+    engines = list(side_names(left.header.engine, right.header.engine))
     nodes = graph_of(left.header, right.header) if verdict.boundaries else []
     results = verdict.boundaries
     classes = figures.classes_in_use(measured.histograms)
@@ -222,11 +223,12 @@ def _value(answer: Mapping[str, Any], path: str) -> object:
 
 def _evidence(verdict: Verdict, left: Trace, right: Trace) -> Iterator[tuple[str, list[Row]]]:
     """(engine, what really ran) of each side, nested fields dotted."""
-    for side, trace in (("left", left), ("right", right)):
+    names = side_names(left.header.engine, right.header.engine)
+    for side, name, trace in (("left", names[0], left), ("right", names[1], right)):
         ran = verdict.evidence[side]
         rows = [("trace level", ran["level"]), *_flat("", {"versions": ran["versions"], **ran["evidence"]})]
         digest = hashlib.sha256((trace.folder / HEADER).read_bytes()).hexdigest()
-        yield ran["engine"], [Row([name, value]) for name, value in (*rows, (f"sha256 of {HEADER}", digest))]
+        yield name, [Row([term, value]) for term, value in (*rows, (f"sha256 of {HEADER}", digest))]
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
-from fastpath.backend import DTYPES, INTERPRETED
+from fastpath.backend import DTYPES, EMULATED, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, values
 from reference import gradients
@@ -87,6 +87,8 @@ _KINDS = tuple(
 
 def cases() -> Iterator[Case]:
     """Every form with every shape and kind; on a device also schedules against each other at length."""
+    if EMULATED:  # has cases of its own
+        return
     for unit, dtype in FORMS:
         for shape in _shapes(unit):
             name = f"attention/{unit}/{dtype}/{shape.kind}/{shape.queries}-{shape.keys}-{shape.kv_heads}x{shape.group}"
@@ -105,13 +107,14 @@ def _shapes(unit: str) -> tuple[Shape, ...]:
     return (*some, *_KINDS)
 
 
-def _contract(unit: str, dtype: str, mask: str = "causal") -> AttentionContract:
+def attention_contract(unit: str, dtype: str, mask: str = "causal") -> AttentionContract:
+    """The strict contract under a mask."""
     contract = profile(f"strict-v1/{unit}").contract("attention", dtype).override("domain.mask", mask)
     assert isinstance(contract, AttentionContract)
     return contract
 
 
-def _inputs(shape: Shape, dtype: str, seed: int) -> tuple[Float32Array, Float32Array, Float32Array]:
+def attention_inputs(shape: Shape, dtype: str, seed: int) -> tuple[Float32Array, Float32Array, Float32Array]:
     """Queries, keys and values of all sequences, end to end. Infinities and NaN: a few, in values that only later
     queries see, so that a leak to earlier ones shows."""
     tokens, keys = sum(shape.queries), sum(shape.keys)
@@ -130,7 +133,8 @@ def _inputs(shape: Shape, dtype: str, seed: int) -> tuple[Float32Array, Float32A
     return q, k, v
 
 
-def _starts(counts: tuple[int, ...]) -> NDArray[np.int32]:
+def starts_of(counts: tuple[int, ...]) -> NDArray[np.int32]:
+    """Where each sequence starts, and the end."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
@@ -141,7 +145,7 @@ def paged(k: Float32Array, v: Float32Array, counts: tuple[int, ...], page: int, 
     pool = np.full((2, len(places), page, *k.shape[1:]), np.nan, np.float32)
     tables = np.zeros((len(counts), max(blocks) + 1), np.int32)
     free = iter(places)
-    for sequence, (start, count) in enumerate(zip(_starts(counts), counts, strict=False)):
+    for sequence, (start, count) in enumerate(zip(starts_of(counts), counts, strict=False)):
         for block in range(blocks[sequence]):
             here = tables[sequence, block] = next(free)
             rows = slice(start + block * page, start + min((block + 1) * page, count))
@@ -151,11 +155,11 @@ def paged(k: Float32Array, v: Float32Array, counts: tuple[int, ...], page: int, 
 
 
 def _against_reference(unit: str, dtype: str, shape: Shape) -> Iterator[Comparison]:
-    contract, storage = _contract(unit, dtype, shape.mask), DTYPES[dtype]
-    q, k, v = _inputs(shape, dtype, 7)
+    contract, storage = attention_contract(unit, dtype, shape.mask), DTYPES[dtype]
+    q, k, v = attention_inputs(shape, dtype, 7)
     expected = []
     for first, count, start, keys in zip(
-        _starts(shape.queries), shape.queries, _starts(shape.keys), shape.keys, strict=False
+        starts_of(shape.queries), shape.queries, starts_of(shape.keys), shape.keys, strict=False
     ):
         dense = reference.DenseKeyValues(k[start : start + keys], v[start : start + keys])
         positions = np.arange(keys - count, keys)
@@ -163,33 +167,57 @@ def _against_reference(unit: str, dtype: str, shape: Shape) -> Iterator[Comparis
     if shape.page:
         kv: Pages | Packed = paged(k, v, shape.keys, shape.page, dtype, 11)
     else:
-        kv = Packed(to_device(k, storage), to_device(v, storage), to_device(_starts(shape.keys)))
-    got = attention(to_device(q, storage), to_device(_starts(shape.queries)), max(shape.queries), kv, contract)
+        kv = Packed(to_device(k, storage), to_device(v, storage), to_device(starts_of(shape.keys)))
+    got = attention(to_device(q, storage), to_device(starts_of(shape.queries)), max(shape.queries), kv, contract)
     yield compare("output", got.output, np.concatenate(expected))
     if max(shape.queries) == 1:  # what the backward pass needs comes from the single pass alone
-        kept = attention(to_device(q, storage), to_device(_starts(shape.queries)), 1, kv, contract, save=True)
+        kept = attention(to_device(q, storage), to_device(starts_of(shape.queries)), 1, kv, contract, save=True)
         yield compare("output of the single pass", kept.output, np.concatenate(expected))
 
 
 def _schedules(unit: str, dtype: str) -> Iterator[Comparison]:
     """The same tokens as one packed prefill, as chunks through pages, and as decode steps: equal bits."""
-    contract, storage, length, heads, kv_heads = _contract(unit, dtype), DTYPES[dtype], 1500, 16, 4
+    contract, storage, length, heads, kv_heads = attention_contract(unit, dtype), DTYPES[dtype], 1500, 16, 4
     q, k, v = (values("normal", (length, n, 128), dtype, i) for i, n in enumerate((heads, kv_heads, kv_heads)))
     q_on = to_device(q, storage)
-    kv = Packed(to_device(k, storage), to_device(v, storage), to_device(_starts((length,))))
-    whole = attention(q_on, to_device(_starts((length,))), length, kv, contract).output
+    kv = Packed(to_device(k, storage), to_device(v, storage), to_device(starts_of((length,))))
+    whole = attention(q_on, to_device(starts_of((length,))), length, kv, contract).output
     for page, chunk in ((48, 16),) if unit == "fma32-seq" else ((16, 1), (64, 3), (48, 16), (256, 700)):
         pages = paged(k, v, (length,), page, dtype, page)
         for end in (chunk, 64, 65, 128, 700, 1500):
             if end < chunk:
                 continue
             now = replace(pages, lengths=torch.full_like(pages.lengths, end))
-            part = attention(q_on[end - chunk : end], to_device(_starts((chunk,))), chunk, now, contract).output
+            part = attention(q_on[end - chunk : end], to_device(starts_of((chunk,))), chunk, now, contract).output
             yield compare(f"{chunk} tokens before {end} through pages of {page}", part, whole[end - chunk : end])
     halves = attention(
-        q_on, to_device(_starts((1000, 500))), 1000, replace(kv, starts=to_device(_starts((1000, 500)))), contract
+        q_on, to_device(starts_of((1000, 500))), 1000, replace(kv, starts=to_device(starts_of((1000, 500)))), contract
     )
     yield compare("first of two packed sequences", halves.output[:1000], whole[:1000])
+
+
+def of_gradient(contract: AttentionContract) -> Any:
+    """The contract of the gradients of attention under ``contract``."""
+    return gradients.gradient_contract(contract)
+
+
+def expected_gradients(
+    dy: Float32Array,
+    q: Float32Array,
+    k: Float32Array,
+    v: Float32Array,
+    starts: NDArray[np.int32],
+    key_starts: NDArray[np.int32],
+    contract: AttentionContract,
+) -> list[Any]:
+    """The reference's gradients of each packed sequence."""
+    own = of_gradient(contract)
+    parts = []
+    for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
+        dense = reference.DenseKeyValues(k[c:d], v[c:d])
+        forward = attention_result(q[a:b], np.arange(d - c - (b - a), d - c), dense, contract)
+        parts.append(gradients.attention_backward(dy[a:b], q[a:b], k[c:d], v[c:d], forward, own))
+    return parts
 
 
 def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
@@ -204,20 +232,15 @@ def _gradients(unit: str, dtype: str) -> Iterator[Comparison]:
             Shape((50, 64), (80, 64), 1, 3, 128, mask="full"),
         ]
     for seed, shape in enumerate(shapes[: 2 if unit == "fma32-seq" else None]):
-        contract, storage = _contract(unit, dtype, shape.mask), DTYPES[dtype]
-        q, k, v = _inputs(shape, dtype, seed)
+        contract, storage = attention_contract(unit, dtype, shape.mask), DTYPES[dtype]
+        q, k, v = attention_inputs(shape, dtype, seed)
         dy = values("normal", q.shape, dtype, seed + 50)
-        starts, key_starts = _starts(shape.queries), _starts(shape.keys)
-        own: Any = gradients.gradient_contract(contract)
-        parts = []
-        for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:], strict=False):
-            dense = reference.DenseKeyValues(k[c:d], v[c:d])
-            forward = attention_result(q[a:b], np.arange(d - c - (b - a), d - c), dense, contract)
-            parts.append(gradients.attention_backward(dy[a:b], q[a:b], k[c:d], v[c:d], forward, own))
+        starts, key_starts = starts_of(shape.queries), starts_of(shape.keys)
+        parts = expected_gradients(dy, q, k, v, starts, key_starts, contract)
         kv = Packed(to_device(k, storage), to_device(v, storage), to_device(key_starts))
         q_on, starts_on, most = to_device(q, storage), to_device(starts), max(shape.queries)
         result = attention(q_on, starts_on, most, kv, contract, save=True)
         dy_on = to_device(dy, storage)
-        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, own)
+        got = attention_backward(dy_on, q_on, starts_on, most, kv, max(shape.keys), result, of_gradient(contract))
         for index, name in enumerate("qkv"):
             yield compare(f"{shape} gradient of {name}", got[index], np.concatenate([part[index] for part in parts]))

@@ -18,7 +18,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from fastpath.backend import INTERPRETED, Launch, current_target, record
+from fastpath.backend import EMULATED, INTERPRETED, ON_CPU, Launch, current_target, record
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Case:
 
 def device() -> torch.device:
     """Where this process computes."""
-    return torch.device("cpu" if INTERPRETED else "cuda")
+    return torch.device("cpu" if ON_CPU else "cuda")
 
 
 def to_device(values: NDArray[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -189,7 +189,7 @@ def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dic
         "command": " ".join(["python", "-m", "fastpath.conformance", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "target": target.arch,
-        "device": "Triton's interpreter" if INTERPRETED else torch.cuda.get_device_name(),
+        "device": _device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "summary": {
             "cases": len(results),
@@ -202,6 +202,12 @@ def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dic
         "kernels": kernels,
         "not_run": not_run,
     }
+
+
+def _device_name() -> str:
+    if EMULATED:
+        return f"{EMULATED} code executed in emulation"
+    return "Triton's interpreter" if INTERPRETED else torch.cuda.get_device_name()
 
 
 def _kernels(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

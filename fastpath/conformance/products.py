@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from triton.runtime.errors import OutOfResources
 
-from fastpath.backend import DTYPES, INTERPRETED, current_target
+from fastpath.backend import DTYPES, INTERPRETED, ON_CPU, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import KINDS, sample, values
 from fastpath.products.linear import (
@@ -60,6 +60,7 @@ def cases() -> Iterator[Case]:
                 for tokens in (8, 64, 304):
                     name = f"{operator}/{unit}/bfloat16/schedules/{tokens}"
                     yield Case(name, partial(_schedules, operator, unit, tokens), unit)
+        if not ON_CPU:
             yield Case(f"linear/{unit}/bfloat16/model", partial(_model, unit), unit)
             yield Case(f"linear/{unit}/bfloat16/graph", partial(_graph, unit), unit)
             yield Case(f"linear/{unit}/bfloat16/repeats", partial(_repeats, unit), unit)

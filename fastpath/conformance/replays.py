@@ -10,7 +10,7 @@ import torch
 
 from fastpath.attention.attention import Packed, Pages, attention
 from fastpath.attention.attention_backward import attention_backward
-from fastpath.backend import INTERPRETED, current_target
+from fastpath.backend import ON_CPU, current_target
 from fastpath.conformance.attention import paged
 from fastpath.conformance.frame import Case, Comparison, compare, to_device
 from fastpath.conformance.inputs import values
@@ -28,7 +28,7 @@ HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 128, 96
 
 def cases() -> Iterator[Case]:
     """Only on a device: the interpreter has no graphs, and no schedule that could vary."""
-    if not INTERPRETED:
+    if not ON_CPU:
         unit = current_target().units[-1]
         yield Case("replays/forward", partial(_replays, _forward(unit)), unit)
         yield Case("replays/decode", partial(_replays, _decode(unit)), unit)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastpath.attention.kv_cache import write_cache
-from fastpath.backend import DTYPES, INTERPRETED
+from fastpath.backend import DTYPES, EMULATED, INTERPRETED
 from fastpath.conformance.frame import Case, Comparison, compare, device, to_device
 from fastpath.conformance.inputs import KINDS, values
 from fastpath.rows.embedding import embedding, embedding_backward
@@ -28,13 +28,15 @@ from reference.contract.profiles import profile
 
 EPSILON, THETA, POSITIONS = 1e-6, 1e6, 256
 #: Tokens and hidden sizes; in the interpreter, few.
-SHAPES = (
+SHAPES: tuple[tuple[int, int], ...] = (
     ((3, 1), (2, 100), (5, 256), (3, 300))
     if INTERPRETED
+    else ((1, 1), (7, 100), (64, 4096), (3, 5120), (2, 8192), (33, 12288), (70, 96))
+    if EMULATED
     else ((1, 1), (7, 100), (1, 4096), (64, 1024), (130, 4096), (33, 5120), (9, 8192), (2, 12288), (8192, 96))
 )
 #: Tokens and heads of per-head operators.
-HEADS = ((3, 2),) if INTERPRETED else ((1, 1), (7, 5), (64, 8), (130, 32))
+HEADS = ((3, 2),) if INTERPRETED else ((1, 1), (7, 5), (64, 8)) if EMULATED else ((1, 1), (7, 5), (64, 8), (130, 32))
 
 
 def cases() -> Iterator[Case]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from fastpath.backend import Plan, UnsupportedError, plan
 from fastpath.machine_code.call import Call
 from fastpath.machine_code.catalogue import calls
@@ -32,7 +34,7 @@ class Report:
     rules: tuple[str, ...]
     findings: tuple[Finding, ...]
     resources: Resources
-    #: SHA-256 of the assembly text, so that two reports can be compared.
+    #: SHA-256 of the machine code without debug information, so that two reports can be compared.
     code_sha256: str
 
 
@@ -53,7 +55,7 @@ def planned(arch: str, chosen: Iterable[Call]) -> Iterator[tuple[Call, Plan]]:
                     raise
                 continue
         for launch in launches:
-            key = (launch.kernel.fn.__qualname__, repr(launch.constants), repr(launch.options), _types(launch))
+            key = identity(launch)
             if key not in seen:
                 seen.add(key)
                 yield call, launch
@@ -91,8 +93,18 @@ def _report(call: Call, code: Code) -> Report:
     )
 
 
+def identity(launch: Plan) -> tuple[str, ...]:
+    """What Triton compiles apart: two launches with one identity run the same code."""
+    return (launch.kernel.fn.__qualname__, repr(launch.constants), repr(launch.options), _types(launch))
+
+
 def _types(launch: Plan) -> str:
-    return repr([getattr(value, "dtype", _integer(value) or type(value)) for value in launch.arguments])
+    return repr([_tensor(value) or _integer(value) or type(value) for value in launch.arguments])
+
+
+def _tensor(value: object) -> str:
+    """What the compiler knows of a tensor: its dtype, and whether 32 bits reach all of it."""
+    return f"{value.dtype} {value.nbytes < 2**31}" if isinstance(value, torch.Tensor) else ""
 
 
 def _integer(value: object) -> str:

@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fastpath.backend import Plan, Target
+from fastpath.elf import code_of
 from reference.contract.base import Contract
 
 GPU_TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
@@ -66,12 +67,16 @@ class Code:
     llir: str
     #: AMD assembly, or PTX.
     assembly: str
+    #: What is loaded onto the device.
+    binary: bytes
+    #: Type of each argument, as Triton spells it; ``constexpr`` for those that are compiled in.
+    signature: tuple[str, ...]
     resources: Resources
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the assembly text."""
-        return hashlib.sha256(self.assembly.encode()).hexdigest()
+        """SHA-256 of the machine code, debug information aside: the same for one source in two folders."""
+        return hashlib.sha256(code_of(self.binary)).hexdigest()
 
     @cached_property
     def instructions(self) -> Counter[str]:
@@ -119,6 +124,8 @@ def compile_plan(plan: Plan) -> Code:
         ttgir=compiled.asm["ttgir"],
         llir=compiled.asm["llir"],
         assembly=assembly,
+        binary=compiled.asm["hsaco" if plan.target.runtime == "hip" else "cubin"],
+        signature=tuple(signature.values()),
         resources=resources,
     )
 

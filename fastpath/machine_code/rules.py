@@ -62,8 +62,11 @@ MATRIX_INSTRUCTIONS: dict[tuple[str, str], tuple[str, int]] = {
 
 #: FMA that LLVM adds for one IEEE division, and for one IEEE square root, on gfx942.
 DIVISION_FMAS, SQUARE_ROOT_FMAS = 5, 2
-#: At most so many for one 64-bit integer division: steps of its first estimate.
+#: At most so many for one 64-bit integer division: its first estimate joins two halves, by 2^32 and by -2^32.
 WIDE_DIVISION_FMAS = 2
+_OF_WIDE_DIVISION = re.compile(
+    r"^\tv_(?:fma|fmamk|fmaak|fmac|mad|madmk|madak|mac)_f32[^;\n]*0x[4c]f800000", re.MULTILINE
+)
 
 _FMA = re.compile(
     r"v_(fma|fmac|fmamk|fmaak|mad|mac|madmk|madak)_f32|v_pk_fma_f32|v_fma_mix_f32|fma\.rn(\.ftz)?\.f32(x2)?"
@@ -109,7 +112,8 @@ def no_contraction(code: Code) -> Iterator[str]:
     if code.target.runtime == "hip":
         roots = code.operations["llvm.sqrt.f32"]
         expected += DIVISION_FMAS * code.operations["fdiv"] + SQUARE_ROOT_FMAS * roots
-        expected += min(_fmas(code) - expected, WIDE_DIVISION_FMAS * _integer_divisions(code, "i64"))
+        wide = len(_OF_WIDE_DIVISION.findall(code.assembly))
+        expected += min(wide, WIDE_DIVISION_FMAS * _integer_divisions(code, "i64"))
     if _fmas(code) != expected:
         yield f"{_fmas(code)} fused multiply-adds where the kernel has {written} ({expected} with divisions and roots)"
     # nnan alone: LLVM proved that there is no NaN, which frees nothing
@@ -133,14 +137,17 @@ def no_approximation(code: Code) -> Iterator[str]:
             if found[name] and not is_allowed:
                 yield f"{name} where the contract of {code.contract.operator} has none"
         return
-    for name in ("v_exp_f32", "v_log_f32", "v_sin_f32", "v_cos_f32", "v_rcp_f64", "v_rsq_f64"):
-        if found[name]:
+    judged = ("v_rcp_f32", "v_rcp_iflag_f32", "v_rsq_f32", "v_sqrt_f32")
+    for name in found:
+        if name not in judged and re.match(
+            r"v_(?:exp|log|sin|cos|rcp|rsq|sqrt|tanh)(?:_\w+)?_(?:f16|f32|f64|bf16)$", name
+        ):
             yield f"{name} is a hardware approximation"
     divisions, roots = code.operations["fdiv"], code.operations["llvm.sqrt.f32"]
     # an integer division begins with an estimate in float32, which integer steps correct
-    spare = found["v_rcp_f32"] - found["v_div_fixup_f32"]
+    spare = found["v_rcp_f32"] + found["v_rcp_iflag_f32"] - found["v_div_fixup_f32"]
     if not 0 <= spare <= _integer_divisions(code, "i32", "i64") or found["v_div_fixup_f32"] != divisions:
-        yield f"{found['v_rcp_f32']} reciprocals for {divisions} IEEE divisions"
+        yield f"{found['v_rcp_f32'] + found['v_rcp_iflag_f32']} reciprocals for {divisions} IEEE divisions"
     refined = _refined_roots(code.llir)
     if found["v_rsq_f32"] != refined:
         yield f"{found['v_rsq_f32']} v_rsq_f32 of which {refined} are refined to an IEEE square root"
@@ -194,6 +201,16 @@ def kpack_is_one(code: Code) -> Iterator[str]:
         yield f"kpack = {code.options.get('kpack')!r}, must be 1"
 
 
+def no_float_atomics(code: Code) -> Iterator[str]:
+    """No floating-point addition whose order the hardware chooses."""
+    amd = r"(?:(?:global|buffer|flat)_atomic|ds)_(?:pk_)?add(?:_rtn)?_(?:f16|f32|f64|bf16)"
+    nvidia = r"(?:atom|red)\..*add.*\.b?f(?:16|32|64).*"
+    for name in sorted(found for found in code.instructions if re.fullmatch(f"{amd}|{nvidia}", found)):
+        yield f"{name} adds in the order of arrival"
+    for kind in sorted(set(re.findall(r"atomicrmw (?:volatile )?(f(?:add|sub))", code.llir))):
+        yield f"an atomic {kind} adds in the order of arrival"
+
+
 def mode_bits(code: Code) -> Iterator[str]:
     """Rounding to nearest even, subnormals kept, in every instruction."""
     if code.target.runtime == "cuda":
@@ -227,6 +244,7 @@ _NO_CONTRACTION = Rule("no-contraction", "no multiplication is fused with an add
 _NO_APPROXIMATION = Rule("no-approximation", "no hardware approximation outside IEEE sequences", no_approximation)
 _MATRIX = Rule("matrix-instruction", "the profile's matrix instruction and no other", matrix_instruction)
 _ASCENDING = Rule("ascending-k", "consecutive K within an instruction", ascending_k)
+_ATOMICS = Rule("no-float-atomics", "no floating-point atomic addition", no_float_atomics)
 _MODE = Rule("mode-bits", "round to nearest even, subnormals kept", mode_bits)
 _SPILLS = Rule("no-spills", "no scratch memory", no_spills)
 
@@ -238,8 +256,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _MATRIX,
         _ASCENDING,
         Rule("kpack", "kpack is 1", kpack_is_one),
+        _ATOMICS,
         _MODE,
         _SPILLS,
     ),
-    "cuda": (_NO_CONTRACTION, _NO_APPROXIMATION, _MATRIX, _ASCENDING, _MODE, _SPILLS),
+    "cuda": (_NO_CONTRACTION, _NO_APPROXIMATION, _MATRIX, _ASCENDING, _ATOMICS, _MODE, _SPILLS),
 }

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from fastpath import primitives
 from fastpath.backend import INTERPRETED, compile_options, current_target
+from fastpath.elf import code_of
 from fastpath.primitives import bits, from_bits
 from reference.checks import Float32Array
 from reference.formats import FORMATS, canonical_nan
@@ -144,7 +145,7 @@ def measure_primitive(name: str) -> dict[str, Any]:
     report["wrong_blocks"] = wrong
     report["digest"] = hashlib.sha256(json.dumps(found).encode()).hexdigest()
     code = compiled.asm.get("cubin") or compiled.asm.get("hsaco") or b""
-    report["code_sha256"] = hashlib.sha256(code).hexdigest()
+    report["code_sha256"] = hashlib.sha256(code_of(code)).hexdigest()
     return report
 
 

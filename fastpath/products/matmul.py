@@ -8,6 +8,7 @@ or by different programs through a float32 workspace; both follow the same tree.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 import triton
@@ -20,9 +21,10 @@ from fastpath.products import matmul_hopper, schedules
 from reference.gradients import LinearBackwardContract
 from reference.operators.linear import LinearContract
 
-#: Ways to make one step along K: the matrix unit, the compiler's float32 product, one explicit FMA per k.
-MATRIX, FLOAT32, EXPLICIT = 0, 1, 2
-_MATRIX, _FLOAT32, _EXPLICIT = tl.constexpr(MATRIX), tl.constexpr(FLOAT32), tl.constexpr(EXPLICIT)
+#: Ways to make one step along K: the matrix unit, the compiler's float32 product, one explicit FMA per k, and a matrix
+#: unit in groups of 8 whose sums may be -0 (gfx942).
+MATRIX, FLOAT32, EXPLICIT, SIGNED = 0, 1, 2, 3
+_FLOAT32, _EXPLICIT, _SIGNED = tl.constexpr(FLOAT32), tl.constexpr(EXPLICIT), tl.constexpr(SIGNED)
 
 
 @triton.jit
@@ -50,14 +52,22 @@ def chain(
     else:
         ks = tl.arange(0, BK)
         first = tl.cast(start, tl.int64)
+        lead = 0
+        if (
+            STEP == _SIGNED and not EVEN
+        ):  # a group of zeros after the last k would turn a sum of -0 into +0: zeros first
+            lead = (BK - (length + 7) // 8 * 8 % BK) % BK
+            first -= lead
         a_pointers = (x + first * x_k)[:, None] + ks[None, :] * x_k
         b_pointers = (w + first * w_k)[:, None] + ks[None, :] * w_k
-        for k in range(0, length, BK):
+        for k in range(-lead, length, BK):
             if EVEN:
                 a = tl.load(a_pointers, mask=in_m[:, None], other=0.0)
                 b = tl.load(b_pointers, mask=in_n[:, None], other=0.0)
             else:
                 in_k = (ks < length - k)[None, :]
+                if STEP == _SIGNED:
+                    in_k = in_k & (ks >= -k)[None, :]
                 a = tl.load(a_pointers, mask=in_m[:, None] & in_k, other=0.0)
                 b = tl.load(b_pointers, mask=in_n[:, None] & in_k, other=0.0)
             if STEP == _FLOAT32:
@@ -238,7 +248,7 @@ def _launch_tiles(
 def step_of(contract: LinearContract | LinearBackwardContract) -> int:
     """How this target makes one step along K of the contract's unit."""
     if contract.primitives.unit != "fma32-seq":
-        return MATRIX
+        return SIGNED if contract.primitives.unit == "mfma-cdna3-g8" else MATRIX
     # the interpreter's product is NumPy's, in an order of its own
     return EXPLICIT if current_target().runtime == "interpreter" else FLOAT32
 
@@ -249,6 +259,12 @@ def require_contract(contract: LinearContract, bias: torch.Tensor | None) -> Non
     Raises:
         UnsupportedError: naming the field.
     """
+    _require_contract(contract, bias is not None)
+
+
+@lru_cache(maxsize=256)
+def _require_contract(contract: LinearContract, biased: bool) -> None:
+    """Asked at every launch, so a contract that passed is remembered."""
     require_fields(
         contract,
         {
@@ -261,7 +277,7 @@ def require_contract(contract: LinearContract, bias: torch.Tensor | None) -> Non
             "rounding.output": tuple(DTYPES),
         },
     )
-    if bias is not None:
+    if biased:
         require_fields(contract, {"order.bias": "before_rounding"})
 
 

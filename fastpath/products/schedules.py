@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -36,12 +38,27 @@ class Schedule:
         return asdict(self)
 
 
+_as_if: list[int] = []
+
+
+@contextmanager
+def as_if(tokens: int) -> Iterator[None]:
+    """Schedules of ``tokens`` tokens whatever their number: to run a large shape's code on a small one."""
+    _as_if.append(tokens)
+    try:
+        yield
+    finally:
+        _as_if.pop()
+
+
 def schedule(target: Target, unit: str, tokens: int, outputs: int, segment: int, segments: int) -> Schedule:
     """The schedule of x [tokens, segments * segment] times weight [outputs, segments * segment].
 
     The choices for Hopper are the winners of `python -m fastpath.benchmarks --tune` on an H200; those for gfx942 are
     checked in compiled code only.
     """
+    if _as_if:
+        tokens = _as_if[-1]
     if target.runtime == "interpreter":
         return Schedule(tokens=16, outputs=64, k=32)
     if unit == "fma32-seq":

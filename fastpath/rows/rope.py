@@ -20,6 +20,7 @@ from fastpath.primitives import narrow, negative, widen
 from reference.gradients import RopeBackwardContract
 from reference.operators.rope import RopeContract
 from reference.operators.rope import rope_table as reference_table
+from reference.primitives import RopeParameters
 
 IMPLEMENTED = (
     ("domain.pairing", ("halves", "interleaved")),
@@ -83,7 +84,7 @@ class RopeTable(NamedTuple):
 
 @lru_cache(maxsize=8)
 def rope_table(
-    positions: int, head_dim: int, theta: float, contract: RopeContract, device: torch.device | str
+    positions: int, head_dim: int, theta: float | RopeParameters, contract: RopeContract, device: torch.device | str
 ) -> RopeTable:
     """The reference's table for positions 0 .. ``positions`` - 1, on ``device``.
 

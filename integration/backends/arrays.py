@@ -18,8 +18,11 @@ from integration.backends.interface import STRICT, Logsumexp, check_profile
 from reference import operators as ops
 from reference.checks import Float32Array
 from reference.contract.profiles import profile as find_profile
+from reference.formats import FORMATS
 from reference.gradients import gradient_contracts
 from reference.operators.kv_cache import DenseKeyValues, KeyValues
+from reference.primitives import RopeParameters, inverse_frequencies
+from reference.rounding import round_to
 
 Tensor = Any
 
@@ -43,6 +46,8 @@ class ArrayOperators(ArrayGradients):
         self.calls: Counter[str] = Counter()
         #: The functions behind the operators: the reference's, or the same with compiled loops.
         self._ops: Any = _loops() if self.profile.name == STRICT[0] else ops
+        #: Positions and table of the last rotation.
+        self._rotated: tuple[Any, ops.RopeTable] | None = None
         self._back: Any = reference_gradients
         if self._ops is not ops:
             from integration.backends.loops import gradients
@@ -69,7 +74,7 @@ class ArrayOperators(ArrayGradients):
         """Count from zero."""
         self.calls.clear()
 
-    def whole_table(self, head_dim: int, theta: float, length: int) -> None:
+    def whole_table(self, head_dim: int, theta: float | RopeParameters, length: int) -> None:
         """None: on a CPU the positions of a forward are known, and a table of them is enough."""
 
     def weight(self, weight: Tensor) -> Float32Array:
@@ -130,10 +135,25 @@ class ArrayOperators(ArrayGradients):
         return self._out(y).reshape(partials[0].shape)
 
     def rotate(self, x: Tensor, positions: Tensor, table: ops.RopeTable) -> Tensor:
-        """Rotate ``x`` [tokens, heads, head_dim] by the table of its ``positions``."""
-        return self._out(self._ops.rope(to_array(x), table, self._called("rope")))
+        """Rotate ``x`` [tokens, heads, head_dim] by the table of its ``positions``; features behind those that the
+        table is made for stay as they are.
+        """
+        self._rotated = positions.detach().cpu().numpy(), table
+        values, dim = to_array(x), 2 * table.cos.shape[-1]
+        if dim == values.shape[-1]:
+            return self._out(self._ops.rope(values, table, self._called("rope")))
+        turned = self._ops.rope(np.ascontiguousarray(values[..., :dim]), table, self._called("rope"))
+        return self._out(np.concatenate([turned, values[..., dim:]], axis=-1))
 
-    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int = 0) -> ops.RopeTable:
+    def given_table(self, cos: Tensor, sin: Tensor) -> ops.RopeTable:
+        """The table [tokens, head_dim / 2] of an engine changed while it lived, in the contract's precision."""
+        form = self.contracts["rope"].precision.table
+        parts = (np.ascontiguousarray(part.detach().cpu().float().numpy()) for part in (cos, sin))
+        return ops.RopeTable(*(part if form == "float32" else round_to(part, FORMATS[form]) for part in parts))
+
+    def rope_table(
+        self, positions: Tensor, head_dim: int, theta: float | RopeParameters, length: int = 0
+    ) -> ops.RopeTable:
         """Cosines and sines, float32 arrays [tokens, head_dim / 2], of ``positions`` [tokens]."""
         where = positions.detach().cpu().numpy().astype(np.int64, copy=False)
         key = (where.tobytes(), head_dim, theta, self.contracts["rope"])
@@ -141,6 +161,22 @@ class ArrayOperators(ArrayGradients):
             # Every layer of a forward rotates by the same positions.
             self._rope_table = key, self._ops.rope_table(where, head_dim, theta, self.contracts["rope"])
         return self._rope_table[1]
+
+    def live_rope(self) -> dict[str, Any] | None:
+        """What the last rotation read, for the record of a capture: the rows of its table by position, and frequencies
+        [head_dim / 2] and attention factor where the table is the specification's; None if nothing was rotated.
+        """
+        if self._rotated is None:
+            return None
+        positions, table = self._rotated
+        frequencies = factor = None
+        if self._rope_table is not None and self._rope_table[1] is table:
+            _, dim, theta, _ = self._rope_table[0]
+            rope = theta if isinstance(theta, RopeParameters) else RopeParameters(float(theta))
+            frequencies, factor = inverse_frequencies(dim, rope), rope.attention_factor
+        where, first = np.unique(positions, return_index=True)
+        rows = {"positions": where, "cos": table.cos[first], "sin": table.sin[first]}
+        return {"frequencies": frequencies, "attention_factor": factor, **rows}
 
     def kv_cache(self, x: Tensor) -> Tensor:
         """Keys or values as the cache stores them."""
@@ -167,9 +203,21 @@ class ArrayOperators(ArrayGradients):
         both = to_array(tokens[start - first * size : stop - first * size])
         return both[..., : width // 2], both[..., width // 2 :]
 
-    def attention(self, q: Tensor, positions: NDArray[np.int64], kv: KeyValues, scale: float | None) -> Tensor:
-        """Attention of some tokens ``q`` [tokens, heads, head_dim] of one sequence over its keys."""
-        return self._out(self._ops.attention(to_array(q), positions, kv, self._called("attention"), scale=scale))
+    def attention(
+        self,
+        q: Tensor,
+        positions: NDArray[np.int64],
+        kv: KeyValues,
+        scale: float | None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Attention of some tokens ``q`` [tokens, heads, head_dim] of one sequence over its keys, or the ``window``
+        newest of them.
+        """
+        contract = self._called("attention")
+        if window is None:
+            return self._out(self._ops.attention(to_array(q), positions, kv, contract, scale=scale))
+        return self._out(ops.attention(to_array(q), positions, kv, contract, scale=scale, window=window))
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
@@ -228,13 +276,15 @@ class ArrayOperators(ArrayGradients):
         contract = self._called("entropy")
         return to_tensor(ops.entropy(to_array(logits), _arrays(lse), contract, self.contracts["logsumexp"]), _float32())
 
-    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        """Attention of whole sequences over all keys or the ``window`` newest: q [tokens, batch, heads, head_dim], k
+        and v with their KV heads.
+        """
         import torch
 
         positions = np.arange(q.shape[0])
         rows = [
-            self.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None)
+            self.attention(q[:, b], positions, DenseKeyValues(to_array(k[:, b]), to_array(v[:, b])), None, window)
             for b in range(q.shape[1])
         ]
         return torch.stack(rows, dim=1)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from reference.contract.profiles import profile as find_profile
+from reference.primitives import RopeParameters
 
 Tensor = Any
 #: A weight as an implementation reads it fastest: made by `Operators.weight`, opaque to everybody else.
@@ -169,16 +170,24 @@ class Operators(Gradients, Protocol):
         """Sum of all ranks' partials, rank 0 first, then the bias and the output rounding."""
         ...
 
-    def whole_table(self, head_dim: int, theta: float, length: int) -> Table | None:
+    def whole_table(self, head_dim: int, theta: float | RopeParameters, length: int) -> Table | None:
         """The table of every position below ``length``; None where `rope_table` needs the positions themselves."""
         ...
 
-    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int) -> Table:
-        """Cosines and sines of ``positions`` [tokens], all of them below ``length``, which the host knows."""
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float | RopeParameters, length: int) -> Table:
+        """Cosines and sines of ``positions`` [tokens], all of them below ``length``, which the host knows, for the
+        first ``head_dim`` features of a head; ``theta`` or all parameters of a scaled table.
+        """
+        ...
+
+    def given_table(self, cos: Tensor, sin: Tensor) -> Table:
+        """The table [tokens, head_dim / 2] of an engine changed while it lived, in the contract's precision."""
         ...
 
     def rotate(self, x: Tensor, positions: Tensor, table: Table) -> Tensor:
-        """``x`` [tokens, heads, head_dim] rotated by the table of ``positions`` [tokens]."""
+        """``x`` [tokens, heads, head_dim] rotated by the table of ``positions`` [tokens]; features behind those that
+        the table is made for stay as they are.
+        """
         ...
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -215,8 +224,10 @@ class Operators(Gradients, Protocol):
         """Entropy [rows] of the softmax of ``logits``, in nats."""
         ...
 
-    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of whole sequences: ``q`` [tokens, batch, heads, head_dim], ``k`` and ``v`` with their KV heads."""
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        """Attention of whole sequences over all keys or the ``window`` newest: ``q`` [tokens, batch, heads, head_dim],
+        ``k`` and ``v`` with their KV heads.
+        """
         ...
 
 

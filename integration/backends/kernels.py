@@ -29,6 +29,7 @@ from integration.backends.kernel_gradients import KernelGradients
 from reference.contract.base import Contract
 from reference.contract.profiles import profile as find_profile
 from reference.gradients import gradient_contracts
+from reference.primitives import RopeParameters
 
 Tensor = Any
 #: Modules that define `torch.ops.rlk`; importing them is what registers the operators.
@@ -160,11 +161,11 @@ class KernelOperators(KernelGradients):
         y = row_linear_merge(stacked, self.contracts["row_linear"], self.contracts["all_reduce"], bias)
         return y.reshape(partials[0].shape)
 
-    def whole_table(self, head_dim: int, theta: float, length: int) -> RopeTable:
+    def whole_table(self, head_dim: int, theta: float | RopeParameters, length: int) -> RopeTable:
         """Cosines and sines of every position below ``length``."""
         return rope_table(length, head_dim, theta, self.contracts["rope"], _device())
 
-    def rope_table(self, positions: Tensor, head_dim: int, theta: float, length: int) -> RopeTable:
+    def rope_table(self, positions: Tensor, head_dim: int, theta: float | RopeParameters, length: int) -> RopeTable:
         """As `whole_table`, of a power of two of positions, so that few tables are ever made."""
         return self.whole_table(head_dim, theta, 1 << max(length - 1, 255).bit_length())
 
@@ -177,6 +178,12 @@ class KernelOperators(KernelGradients):
             qkv, q_weight, k_weight, positions, table.cos, table.sin, heads, kv_heads, epsilon,
             self._text("qk_norm"), self._text("rope"),
         )  # fmt: skip
+
+    def given_table(self, cos: Tensor, sin: Tensor) -> RopeTable:
+        """Raises:
+        BackendError: kernels read the table of all positions, of the specification only.
+        """
+        raise BackendError("the rotary embedding was changed while the engine lived: kernels have no such table")
 
     def rotate(self, x: Tensor, positions: Tensor, table: RopeTable) -> Tensor:
         """``x`` [tokens, heads, head_dim] rotated by the angles of its positions."""
@@ -215,8 +222,14 @@ class KernelOperators(KernelGradients):
         """Entropy [rows] of the softmax of ``logits``, in nats."""
         raise BackendError("entropy has no kernel: compute it on the CPU")
 
-    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads.
+
+        Raises:
+            BackendError: a window.
+        """
+        if window is not None:
+            raise BackendError(f"a window of {window} keys: the kernels of whole sequences attend to all keys")
         return self.causal_attention_result(q, k, v)[0]
 
     def write_cache(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:

@@ -170,11 +170,16 @@ class MergeRanks(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Rope(torch.autograd.Function):  # type: ignore[misc]
-    """(x [tokens, heads, head_dim], positions [tokens]) -> rotated; positions are below ``length``."""
+    """(x [tokens, heads, head_dim], positions [tokens]) -> rotated; positions are below ``length``.
+
+    ``given``: a table in place of the specification's.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Operators, x: Tensor, positions: Tensor, theta: float, length: int = 0) -> Tensor:
-        table = own.rope_table(positions, x.shape[-1], theta, length or x.shape[0])
+    def forward(
+        ctx: Any, own: Operators, x: Tensor, positions: Tensor, theta: Any, length: int = 0, given: Any = None
+    ) -> Tensor:
+        table = own.rope_table(positions, x.shape[-1], theta, length or x.shape[0]) if given is None else given
         ctx.save_for_backward(positions)
         ctx.own, ctx.table = own, table
         return own.rotate(x, positions, table)
@@ -182,7 +187,7 @@ class Rope(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (positions,) = ctx.saved_tensors
-        return None, ctx.own.rotate_backward(grad, positions, ctx.table), None, None, None
+        return None, ctx.own.rotate_backward(grad, positions, ctx.table), None, None, None, None
 
 
 class ResidualAdd(torch.autograd.Function):  # type: ignore[misc]
@@ -212,10 +217,15 @@ class Swiglu(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Causal attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads."""
+    """Causal attention of whole sequences, over all keys or the ``window`` newest: q [tokens, batch, heads, head_dim],
+    k and v with their KV heads.
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Operators, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, own: Operators, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        if window is not None:
+            ctx.own = None
+            return own.causal_attention(q, k, v, window)
         if not any(ctx.needs_input_grad):
             return own.causal_attention(q, k, v)
         output, saved = own.causal_attention_result(q, k, v)
@@ -225,8 +235,10 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.own is None:
+            raise TypeError("gradients of attention within a window have no strict contract yet")
         q, k, v, *saved = ctx.saved_tensors
-        return None, *ctx.own.causal_attention_backward(grad, q, k, v, tuple(saved))
+        return None, *ctx.own.causal_attention_backward(grad, q, k, v, tuple(saved)), None
 
 
 class ProcessedLogits(torch.autograd.Function):  # type: ignore[misc]

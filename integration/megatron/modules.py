@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from integration.backends import Operators
 from integration.megatron import functions
+from reference.primitives import RopeParameters, table_of_angles
 
 Tensor = Any
 OPERATORS = "rlk_operators"
@@ -103,11 +106,17 @@ class StrictCoreAttention(torch.nn.Module):  # type: ignore[misc]
         if attn_mask_type != AttnMaskType.causal or config.attention_dropout:
             raise TypeError("attention that is not causal, or with dropout, has no strict contract")
         self._own = operators_of(config)
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        #: As Megatron's: (earlier keys, later keys) of a query, or None.
+        self.window_size = config.window_size if windowed else None
+        if self.window_size is not None and self.window_size[1] != 0:
+            raise TypeError("a window over later keys has no strict contract")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
         if options.get("packed_seq_params") is not None or options.get("attention_bias") is not None:
             raise TypeError("packed sequences and attention biases have no strict path yet")
-        return functions.Attention.apply(self._own, query, key, value).flatten(2)
+        window = None if self.window_size is None else self.window_size[0] + 1
+        return functions.Attention.apply(self._own, query, key, value, window).flatten(2)
 
 
 class StrictMLP(MLP):  # type: ignore[misc]
@@ -149,6 +158,40 @@ def bias_dropout_add(own: Operators) -> Callable[..., Any]:
     return lambda training, fused: add
 
 
+class LiveRope:
+    """The angles that the model's rotary embedding gave when it was built, to notice that somebody changed it since.
+
+    The strict table is the specification's, made from the parameters; an embedding that was changed while it lived is
+    obeyed instead, for a change that shows in no bit would be one that nobody can find.
+    """
+
+    def __init__(self, rotary: Any, theta: float | RopeParameters) -> None:
+        rope = theta if isinstance(theta, RopeParameters) else RopeParameters(theta)
+        self._factor = rope.factor if rope.kind == "linear" else 1.0
+        self._mscale = np.float32(rope.attention_factor)
+        # Linear scaling divides positions before they meet the frequencies; the other kinds scale the frequencies.
+        angles = rotary.get_emb(2)
+        angles = angles[0] if isinstance(angles, tuple) else angles
+        row = angles[1, 0, 0, : angles.shape[-1] // 2]
+        #: Frequencies [dim / 2] of Megatron's own making, which differ from the specification's in last bits.
+        self._frequencies = (row if self._factor == 1.0 else rotary.inv_freq).clone()
+
+    def positions(self, first: Tensor) -> Tensor:
+        """Positions [length] of angles of the first pair, whose frequency is 1 before linear scaling."""
+        return (first * self._factor).round().long()
+
+    def changed(self, angles: Tensor, mscale: float) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [length, dim / 2] of ``angles`` [length, dim], correctly rounded, where they are not those
+        of the frequencies at building; else None.
+        """
+        half = angles[:, : angles.shape[1] // 2]
+        made = torch.outer(self.positions(half[:, 0]).float() * (1 / self._factor), self._frequencies.to(half.device))
+        if half.equal(made) and np.float32(mscale) == self._mscale:
+            return None
+        table = table_of_angles(np.ascontiguousarray(half.detach().cpu().float().numpy()), mscale)
+        return torch.from_numpy(table.cos.copy()), torch.from_numpy(table.sin.copy())
+
+
 def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Megatron's RoPE function; models without a strict profile keep ``native``."""
 
@@ -158,13 +201,21 @@ def strict_rope(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
         own = getattr(config, OPERATORS, None)
         if own is None:
             return native(t, freqs, config, cu_seqlens=cu_seqlens, mscale=mscale, **rest)
-        if cu_seqlens is not None or mscale != 1.0 or config.rotary_interleaved:
-            raise TypeError("packed, scaled or interleaved RoPE has no strict path yet")
-        # The first inverse frequency is theta ** 0 = 1, so the first angle is the position.
-        positions = freqs[:, 0, 0, 0].long()
+        if cu_seqlens is not None or config.rotary_interleaved:
+            raise TypeError("packed or interleaved RoPE has no strict path yet")
         length, batch, heads, dim = t.shape
+        rope: LiveRope = config.rlk_rope
+        positions = rope.positions(freqs[:, 0, 0, 0])
+        given = None
+        if (changed := rope.changed(freqs[:, 0, 0], float(mscale))) is not None:
+            given = own.given_table(*(part.repeat_interleave(batch, dim=0) for part in changed))
         rows = positions[:, None].expand(length, batch).reshape(-1)
-        rotated = functions.Rope.apply(own, t.reshape(-1, heads, dim), rows, config.rlk_theta, freqs.shape[0])
+        turned = int(freqs.shape[-1])
+        whole = t.reshape(-1, heads, dim)
+        part = whole if turned == dim else whole[..., :turned].contiguous()
+        rotated = functions.Rope.apply(own, part, rows, config.rlk_theta, freqs.shape[0], given)
+        if turned != dim:
+            rotated = torch.cat([rotated, whole[..., turned:]], dim=-1)
         return rotated.reshape(length, batch, heads, dim)
 
     return apply

@@ -9,10 +9,13 @@ from typing import Any
 
 from integration.backends import check_profile, operators_for
 from integration.versions import Patch, apply_patches, check_version
+from reference.primitives import RopeParameters
 
 Tensor = Any
 #: Release series that were read and tested.
 SUPPORTED = ("0.16", "0.19")
+#: Modules that compute no boundary: of the rotary embeddings only positions are read.
+_WITHOUT_ARITHMETIC = ("RotaryEmbedding", "YarnRotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
 _profile: str | None = None
 
 
@@ -49,11 +52,11 @@ def prepare(profile: str) -> None:
     _profile = profile
 
 
-def specification(config: Any, theta: float, *, device: str = "cpu") -> Any:
+def specification(config: Any, theta: float | RopeParameters, *, device: str = "cpu") -> Any:
     """The decoder's specification with our modules, for a TransformerConfig of the local one.
 
     Args:
-        theta: of RoPE. The profile is the one of `prepare`; it becomes part of ``config``.
+        theta: of RoPE, or all its parameters. The profile is the one of `prepare`; it becomes part of ``config``.
         device: on which the model will compute: "cpu", or "cuda", which is a ROCm GPU's name too.
 
     Raises:
@@ -147,6 +150,7 @@ def finish(model: Any) -> Any:
         # Not a new module in its place: Megatron's constructor has sharded and registered its weight already.
         module.__class__ = strict
         setattr(module, modules.OPERATORS, own)
+    model.config.rlk_rope = modules.LiveRope(model.rotary_pos_emb, model.config.rlk_theta)
     return model
 
 
@@ -212,7 +216,7 @@ def begin(model: Any) -> None:
         for name, module in model.named_modules()
         if not list(module.children())
         and not type(module).__module__.startswith("integration.")
-        and type(module).__name__ not in ("RotaryEmbedding", "Dropout", "IdentityOp", "IdentityFuncOp")
+        and type(module).__name__ not in _WITHOUT_ARITHMETIC
     ]
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} would run natively")

@@ -111,7 +111,6 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
     ) -> None:
         foreign = {
             "alibi_slopes": alibi_slopes is not None,
-            "sliding_window": sliding_window is not None,
             "kv_cache_dtype": kv_cache_dtype not in ("auto", "bfloat16", "float16", "float32"),
             "logits_soft_cap": bool(logits_soft_cap),
             "attn_type": attn_type != AttentionType.DECODER,
@@ -124,8 +123,8 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
-        #: vLLM reads it from every CPU attention layer.
-        self.sliding_window = -1
+        #: Newest keys that a query sees; vLLM reads it from every CPU attention layer, -1 for all.
+        self.sliding_window = -1 if sliding_window is None else int(sliding_window)
         # head_dim ** -0.5 and 1 / sqrt(head_dim) may differ in their last bit; the contract means the latter.
         self._scale = None if scale == head_size**-0.5 else float(scale)
 
@@ -159,9 +158,10 @@ class StrictAttentionImpl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # warming up: there is no cache yet
             return output
         own = _operators(query.dtype)
+        window = None if self.sliding_window < 0 else self.sliding_window
         for part in attn_metadata.sequences:
             kv = BlockReader(own, kv_cache, part.blocks, part.length)
-            attended = own.attention(query[part.rows], part.positions, kv, self._scale)
+            attended = own.attention(query[part.rows], part.positions, kv, self._scale, window)
             output[part.rows] = attended.reshape(output[part.rows].shape)
         return output
 

@@ -16,10 +16,14 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import LinearScalingRotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from integration.vllm.state import on_gpu, operators
 from reference.operators import RopeTable
+from reference.primitives import RopeParameters
 
 Tensor = Any
 
@@ -137,33 +141,100 @@ class StrictRMSNorm(RMSNorm):  # type: ignore[misc]
         return own.rms_norm_residual(x, residual, weight, self.variance_epsilon)
 
 
-class StrictRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
-    """Rotates q and k [tokens, heads * head_dim] with the specification's table."""
+class _StrictRotation:
+    """Rotates q and k [tokens, heads * head_dim] with the specification's table, of whichever scaling it is mixed into.
+
+    A table that was changed while the engine lived is obeyed instead of the specification's: a change that shows in no
+    bit would be one that nobody can find.
+    """
+
+    # Of vLLM's class that it is mixed into.
+    is_neox_style: bool
+    rotary_dim: int
+    head_size: int
+    cos_sin_cache: Tensor
+    dtype: Any
+    register_buffer: Any
+    rlk_cos: Tensor
+    rlk_sin: Tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.rotary_dim != self.head_size or not self.is_neox_style:
-            raise TypeError("RoPE over a part of the head, or of interleaved pairs, has no strict contract")
-        whole = operators(self.dtype).whole_table(self.head_size, float(self.base), self.max_position_embeddings)
+        if not self.is_neox_style or (on_gpu() and self.rotary_dim != self.head_size):
+            raise TypeError("RoPE of interleaved pairs, or on a GPU over a part of the head, has no strict contract")
+        #: vLLM's own table as it was made, to notice that somebody changed it since.
+        self.rlk_made = self.cos_sin_cache.clone()
+        length = self.rlk_made.shape[0]
+        whole = operators(self.dtype).whole_table(self.rotary_dim, self.rlk_parameters(), length)
         self.register_buffer("rlk_cos", None if whole is None else whole.cos, persistent=False)
         self.register_buffer("rlk_sin", None if whole is None else whole.sin, persistent=False)
+
+    def rlk_parameters(self) -> float | RopeParameters:
+        """What the table is made from, read from the live module."""
+        live: Any = self
+        theta = float(live.base)
+        if isinstance(self, Llama3RotaryEmbedding):
+            return RopeParameters(
+                theta,
+                "llama3",
+                float(live.scaling_factor),
+                float(live.low_freq_factor),
+                float(live.high_freq_factor),
+                int(live.orig_max_position),
+            )
+        if isinstance(self, YaRNScalingRotaryEmbedding):
+            return RopeParameters(
+                theta,
+                "yarn",
+                float(live.scaling_factor),
+                original_max_position_embeddings=int(live.max_position_embeddings),
+                beta_fast=float(live.beta_fast),
+                beta_slow=float(live.beta_slow),
+                truncate=bool(live.truncate),
+                attention_factor=float(live.mscale),
+            )
+        if isinstance(self, LinearScalingRotaryEmbedding):
+            if len(live.scaling_factors) != 1:
+                raise TypeError("several linear scaling factors at once have no strict contract")
+            return RopeParameters(theta, "linear", float(live.scaling_factors[0]))
+        return theta
 
     def table(self, positions: Tensor) -> Any:
         """Cosines and sines of ``positions`` [tokens], as the operators take them."""
         if self.rlk_cos is not None:
             return RopeTable(self.rlk_cos, self.rlk_sin)
         own = operators(self.dtype)
-        return own.rope_table(positions, self.head_size, float(self.base), self.max_position_embeddings)
+        # On a GPU the comparison would wait for the device, which a captured graph cannot.
+        if not positions.is_cuda and not self.cos_sin_cache[positions].equal(self.rlk_made[positions]):
+            return own.given_table(*self.cos_sin_cache[positions].chunk(2, dim=-1))
+        return own.rope_table(positions, self.rotary_dim, self.rlk_parameters(), self.rlk_made.shape[0])
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        live: Any = self
         own, where = operators(query.dtype), positions.flatten()
         table = self.table(where)
 
         def rotate(x: Tensor) -> Tensor:
-            heads = x.reshape(where.shape[0], -1, self.head_size)
+            heads = x.reshape(where.shape[0], -1, live.head_size)
             return own.rotate(heads, where, table).reshape(x.shape)
 
         return rotate(query), None if key is None else rotate(key)
+
+
+class StrictRotaryEmbedding(_StrictRotation, RotaryEmbedding):  # type: ignore[misc]
+    """Plain RoPE."""
+
+
+class StrictLinearScalingRotaryEmbedding(_StrictRotation, LinearScalingRotaryEmbedding):  # type: ignore[misc]
+    """Positions divided by a factor."""
+
+
+class StrictLlama3RotaryEmbedding(_StrictRotation, Llama3RotaryEmbedding):  # type: ignore[misc]
+    """Llama 3's frequencies."""
+
+
+class StrictYaRNScalingRotaryEmbedding(_StrictRotation, YaRNScalingRotaryEmbedding):  # type: ignore[misc]
+    """YaRN's frequencies and attention factor."""
 
 
 class StrictSiluAndMul(SiluAndMul):  # type: ignore[misc]
@@ -218,6 +289,9 @@ class StrictLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 REPLACEMENTS = {
     RMSNorm: StrictRMSNorm,
     SiluAndMul: StrictSiluAndMul,
+    LinearScalingRotaryEmbedding: StrictLinearScalingRotaryEmbedding,
+    Llama3RotaryEmbedding: StrictLlama3RotaryEmbedding,
+    YaRNScalingRotaryEmbedding: StrictYaRNScalingRotaryEmbedding,
     RotaryEmbedding: StrictRotaryEmbedding,
     QKVParallelLinear: StrictQKVParallelLinear,
     MergedColumnParallelLinear: StrictMergedColumnParallelLinear,

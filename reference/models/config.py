@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.models.keys import UNDERSTOOD_ROPE, unread_keys
+from reference.primitives.rope_scaling import RopeParameters
 
 #: Architectures whose forward the reference specifies. Each is RMSNorm, rotary embedding, grouped-query attention and
 #: SwiGLU; they differ in QK-norm and in which projections carry a bias.
@@ -17,7 +18,7 @@ SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCaus
 #: The ``model_type`` of each, by which transformers chooses a class while vLLM goes by the architecture.
 _MODEL_TYPES = dict(zip(SUPPORTED_ARCHITECTURES, ("qwen3", "qwen2", "llama"), strict=True))
 #: Defaults of transformers' configuration classes where they are not derived from other fields.
-_QWEN3_HEAD_DIM, _QWEN_KV_HEADS = 128, 32
+_QWEN3_HEAD_DIM, _QWEN_KV_HEADS, _QWEN_WINDOW, _QWEN_FULL_LAYERS = 128, 32, 4096, 28
 
 #: Far above any model there is: a size that a file claims decides how long its reader works.
 _LIMITS = {
@@ -63,10 +64,26 @@ class ModelConfig:
     o_bias: bool
     #: dtype of the checkpoint, by torch's name.
     dtype: str = "bfloat16"
+    #: Share of each head's features that RoPE rotates: the first ones.
+    partial_rotary_factor: float = 1.0
+    #: (name, value) of RoPE's scaling, as transformers' ``rope_parameters`` names them; empty for plain RoPE.
+    rope_scaling: tuple[tuple[str, Any], ...] = ()
+    #: Per layer, how many newest keys a query sees; None sees all. Empty: no layer has a window.
+    layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
+        # A record that was read from JSON has lists.
+        for name in ("rope_scaling", "layer_windows"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not a list")
+        object.__setattr__(self, "rope_scaling", tuple((str(k), v) for k, v in self.rope_scaling))
+        object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        if self.layer_windows and len(self.layer_windows) != self.num_hidden_layers:
+            raise UnsupportedModelError(
+                f"layer_windows has {len(self.layer_windows)} of {self.num_hidden_layers} layers"
+            )
         for f in fields(self):
-            value, kind = getattr(self, f.name), f.type
+            value, kind = getattr(self, f.name), str(f.type).partition("[")[0]
             if kind == "float" and type(value) is int:
                 continue
             if type(value).__name__ != kind:
@@ -92,6 +109,26 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Features of all key (or value) heads together."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that RoPE rotates."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def rope(self) -> RopeParameters:
+        """What the table of cosines and sines is made from."""
+        plain = {"rope_type": "default", **dict(self.rope_scaling), "rope_theta": self.rope_theta}
+        return RopeParameters.from_rope(plain, self.max_position_embeddings)
+
+    @property
+    def rope_base(self) -> float | RopeParameters:
+        """What `reference.operators.rope_table` takes: theta, or all parameters of a scaled table."""
+        return self.rope if self.rope_scaling else self.rope_theta
+
+    def window(self, layer: int) -> int | None:
+        """How many newest keys a query of ``layer`` sees, its own included; None sees all."""
+        return self.layer_windows[layer] if self.layer_windows else None
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, live: bool = False) -> ModelConfig:
@@ -120,15 +157,15 @@ class ModelConfig:
             raise UnsupportedModelError("; ".join(unread))
         if (act := config.get("hidden_act", "silu")) != "silu":
             raise UnsupportedModelError(f"hidden_act {act!r} is not supported; only 'silu' is")
-        _check_windows(config, name)
+        windows = _windows(config, name)
         rope = rope_of({**config, "rope_theta": None} if live and config.get("rope_parameters") else config)
-        if (kind := rope["rope_type"]) != "default":
-            raise UnsupportedModelError(f"rope_type {kind!r} is not supported; only 'default' is")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            factor = rope["partial_rotary_factor"]
-            raise UnsupportedModelError(
-                f"partial_rotary_factor {factor} is not supported: it would leave features of each head unrotated"
-            )
+        try:
+            RopeParameters.from_rope(rope, int(config["max_position_embeddings"]))
+        except ValueError as error:
+            raise UnsupportedModelError(str(error)) from None
+        partial = float(rope.pop("partial_rotary_factor", 1.0))
+        if not 0 < partial <= 1:
+            raise UnsupportedModelError(f"partial_rotary_factor {partial} must be above 0 and at most 1")
         if config.get("mlp_bias"):
             raise UnsupportedModelError("mlp_bias is not supported")
         heads = int(config["num_attention_heads"])
@@ -153,6 +190,9 @@ class ModelConfig:
             qkv_bias=is_qwen2 or bias,
             o_bias=bias and not is_qwen2,
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
+            partial_rotary_factor=partial,
+            rope_scaling=tuple((k, v) for k, v in rope.items() if k != "rope_theta" and rope["rope_type"] != "default"),
+            layer_windows=windows,
         )
 
     @classmethod
@@ -233,20 +273,37 @@ def _one_rope(key: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _check_windows(config: Mapping[str, Any], name: str) -> None:
-    """Refuse sliding windows."""
-    kinds = set(config.get("layer_types") or ())
+def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
+    """Windows by layer, as transformers' configuration classes of Qwen2 and Qwen3 derive them; empty where none has
+    one.
+    """
+    kinds = config.get("layer_types")
+    if foreign := sorted(set(kinds or ()) - {"full_attention", "sliding_attention"}):
+        raise UnsupportedModelError(f"layer_types {foreign[0]!r} is not supported: it would change how a layer attends")
+    layers = int(config["num_hidden_layers"])
+    if kinds is not None and len(kinds) != layers:
+        raise UnsupportedModelError(f"layer_types names {len(kinds)} layers of {layers}")
+    sliding = "sliding_attention" in (kinds or ())
     if name == "LlamaForCausalLM":
         used = [k for k in ("sliding_window", "use_sliding_window") if config.get(k)]
-        if kinds - {"full_attention"} or used:
-            key = "layer_types" if kinds - {"full_attention"} else used[0]
+        if sliding or used:
+            key = "layer_types" if sliding else used[0]
             raise UnsupportedModelError(
                 f"{key} = {config[key]!r} would change which keys a query sees: vLLM applies it to a Llama, "
                 "transformers and Megatron-core do not"
             )
-    if config.get("use_sliding_window"):
-        raise UnsupportedModelError("use_sliding_window is not supported by the dense forward")
-    if kinds - {"full_attention"}:
-        raise UnsupportedModelError(
-            f"layer_types {sorted(kinds)} is not supported: it would change which keys a query sees"
-        )
+        return ()
+    # transformers ignores the window's size unless it is switched on.
+    size = config.get("sliding_window", _QWEN_WINDOW) if config.get("use_sliding_window") else None
+    if size is None:
+        if sliding:
+            raise UnsupportedModelError(
+                f"layer_types = {kinds!r} contradicts use_sliding_window: which keys a query sees is not defined"
+            )
+        return ()
+    if int(size) < 1:
+        raise UnsupportedModelError(f"sliding_window {size!r} must be at least 1")
+    first = int(config.get("max_window_layers", _QWEN_FULL_LAYERS))
+    by_layer = kinds or ["full_attention" if n < first else "sliding_attention" for n in range(layers)]
+    windows = tuple(int(size) if kind == "sliding_attention" else None for kind in by_layer)
+    return windows if any(windows) else ()

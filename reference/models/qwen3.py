@@ -134,7 +134,7 @@ class Qwen3:
         out = np.empty_like(q)
         for sample, mine in rows.by_sample():
             kv = state.key_values(n, sample, int(rows.position[mine].max()) + 1, self.contracts[f"{name}.k_cache"])
-            out[mine] = ops.attention(q[mine], rows.position[mine], kv, contract)
+            out[mine] = ops.attention(q[mine], rows.position[mine], kv, contract, window=self.config.window(n))
         attended = self._see(f"{name}.attention", rows, out.reshape(len(rows), -1))
         return self._row(f"{name}.o_proj", rows, attended)
 
@@ -167,7 +167,7 @@ class Qwen3:
 
     def _rope(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
         contract = self.contracts[name]
-        table = ops.rope_table(rows.rope_position, self.config.head_dim, self.config.rope_theta, contract)
+        table = ops.rope_table(rows.rope_position, self.config.rotary_dim, self.config.rope_base, contract)
         return self._see(name, rows, ops.rope(x, table, contract).reshape(len(rows), -1)).reshape(x.shape)
 
     def _write_cache(self, name: str, n: int, rows: Rows, k: Float32Array, v: Float32Array, state: PagedState) -> None:

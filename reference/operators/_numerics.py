@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.checks import Float32Array
 from reference.dot import UNITS, dot
 from reference.formats import FORMATS
-from reference.primitives import PRIMITIVES, RopeTable, rope_table
-from reference.primitives.correctly_rounded import round_mpmath, round_with_ziv_test
+from reference.primitives import PRIMITIVES, RopeParameters, RopeTable, rope_table, table_of_angles
+from reference.primitives.rope_scaling import float32_frequencies
 from reference.reductions import cascade, chain, lanes_tree, strided_vector, warp_shuffle
 from reference.reductions.step import Step
 from reference.rounding import Overflow, round_to
@@ -184,24 +183,20 @@ ATTENTION_EXPS: dict[str, tuple[str, Callable[[Float32Array], Float32Array]]] = 
 
 
 def trigonometric_table(
-    positions: NDArray[np.int64], head_dim: int, theta: float, name: str
+    positions: NDArray[np.int64], dim: int, theta: float | RopeParameters, name: str
 ) -> tuple[Float32Array, Float32Array]:
-    """Float32 cosines and sines, [tokens, head_dim / 2], by the named construction."""
+    """Float32 cosines and sines, [tokens, dim / 2], by the named construction."""
     rows = 64
     while rows <= int(positions.max(initial=0)):
         rows *= 2
-    table = _full_table(rows, head_dim, theta, name)
+    table = _full_table(rows, dim, theta, name)
     return table.cos[positions], table.sin[positions]
 
 
 @lru_cache(maxsize=8)
-def _full_table(rows: int, head_dim: int, theta: float, name: str) -> RopeTable:
+def _full_table(rows: int, dim: int, theta: float | RopeParameters, name: str) -> RopeTable:
     if name == "rlk":
-        return rope_table(rows, head_dim, theta)
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = [round_mpmath(lambda y: mpmath.power(theta, y), float(exponent)) for exponent in exponents]
-    inv_freq = np.float32(1) / np.array(powers, np.float32)
-    angle = np.arange(rows, dtype=np.float32)[:, None] * inv_freq[None, :]
-    exact = angle.astype(np.float64)
-    cos = round_with_ziv_test(np.cos(exact), angle, mpmath.cos)
-    return RopeTable(cos, round_with_ziv_test(np.sin(exact), angle, mpmath.sin))
+        return rope_table(rows, dim, theta)
+    rope = theta if isinstance(theta, RopeParameters) else RopeParameters(theta)
+    position = np.arange(rows, dtype=np.float32)[:, None]
+    return table_of_angles(position * float32_frequencies(dim, rope)[None, :], rope.attention_factor)

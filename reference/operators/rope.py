@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import fused_multiply_add
@@ -13,6 +12,7 @@ from reference.checks import Float32Array
 from reference.contract.base import Contract, Group, choice, format_choice
 from reference.operators._arguments import float_array, index_array, positive
 from reference.operators._numerics import TABLES, narrow, quiet, trigonometric_table
+from reference.primitives import RopeParameters
 
 MAX_POSITION = 1 << 24  # beyond it, float32 no longer holds every position
 
@@ -78,11 +78,15 @@ class RopeTable(NamedTuple):
     sin: Float32Array
 
 
-def rope_table(positions: NDArray[Any], head_dim: int, theta: float, contract: RopeContract) -> RopeTable:
+def rope_table(
+    positions: NDArray[Any], head_dim: int, theta: float | RopeParameters, contract: RopeContract
+) -> RopeTable:
     """The table rows of ``positions``, in the contract's precision.
 
     Args:
         positions: integers, [tokens], counted from the start of each sequence.
+        head_dim: features of a head that are rotated.
+        theta: base, or all parameters of a scaled table.
 
     Raises:
         TypeError, ValueError: positions not integers or negative; head_dim odd; theta not above zero.
@@ -90,7 +94,7 @@ def rope_table(positions: NDArray[Any], head_dim: int, theta: float, contract: R
     where = index_array(positions, "positions", "tokens", MAX_POSITION, "the exactly representable positions")
     if head_dim <= 0 or head_dim % 2:
         raise ValueError(f"head_dim: must be even and above 0, got {head_dim}")
-    positive(theta, "theta")
+    positive(theta.theta if isinstance(theta, RopeParameters) else theta, "theta")
     cos, sin = trigonometric_table(where, head_dim, theta, contract.primitives.table)
     return RopeTable(narrow(cos, contract.precision.table), narrow(sin, contract.precision.table))
 
@@ -100,18 +104,19 @@ def rope(x: Float32Array, table: RopeTable, contract: RopeContract) -> Float32Ar
 
     Args:
         x: float32, [tokens, heads, head_dim].
-        table: one row per token, from :func:`rope_table` with the same contract.
+        table: one row per token, from :func:`rope_table` with the same contract. Where it is made for fewer features
+            than a head has, the features behind those stay as they are.
 
     Raises:
         TypeError, ValueError: dtype, shape or byte order of an argument.
     """
     x = float_array(x, "x", "tokens, heads, head_dim")
-    tokens, half = x.shape[0], x.shape[2] // 2
+    tokens, half = x.shape[0], min(x.shape[2] // 2, table.cos.shape[-1])
     cos = float_array(table.cos, "table.cos", f"tokens={tokens}, half={half}")[:, None, :]
     sin = float_array(table.sin, "table.sin", f"tokens={tokens}, half={half}")[:, None, :]
-    first, second = _pairs(x, contract.domain.pairing)
-    out = np.empty_like(x)
-    out_first, out_second = _pairs(out, contract.domain.pairing)
+    first, second = _pairs(x[..., : 2 * half], contract.domain.pairing)
+    out = x.copy()
+    out_first, out_second = _pairs(out[..., : 2 * half], contract.domain.pairing)
     with quiet():
         out_first[...] = _rotate(first, cos, -second, sin, contract)
         out_second[...] = _rotate(second, cos, first, sin, contract)

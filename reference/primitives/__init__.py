@@ -19,7 +19,8 @@ from reference.primitives.exp2 import exp2
 from reference.primitives.exp2_nonpositive import exp2_nonpositive
 from reference.primitives.fast_exp import fast_exp
 from reference.primitives.log import log
-from reference.primitives.rope_table import RopeTable, inverse_frequencies, rope_table
+from reference.primitives.rope_scaling import RopeParameters
+from reference.primitives.rope_table import RopeTable, inverse_frequencies, rope_table, table_of_angles
 from reference.primitives.rsqrt import rsqrt, rsqrt_uncompensated
 from reference.primitives.sigmoid import sigmoid
 from reference.primitives.silu import silu
@@ -43,6 +44,7 @@ PRIMITIVES: dict[str, dict[str, Primitive]] = {
 __all__ = [
     "PRIMITIVES",
     "Primitive",
+    "RopeParameters",
     "RopeTable",
     "exp",
     "exp2",
@@ -54,4 +56,5 @@ __all__ = [
     "rsqrt_uncompensated",
     "sigmoid",
     "silu",
+    "table_of_angles",
 ]

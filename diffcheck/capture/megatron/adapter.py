@@ -23,20 +23,21 @@ from diffcheck.capture.live import (
     check_extra,
     effective_config,
     finished_samples,
-    live_theta,
     object_record,
     observe,
     torch_dtype,
 )
+from diffcheck.capture.megatron.build import build
 from diffcheck.capture.megatron.taps import MegatronTaps
 from diffcheck.capture.megatron.weights import check_ranks, pad_vocabulary, parameters, to_hf, to_megatron
 from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
-from diffcheck.capture.strict import MegatronStrictPath, megatron_path
+from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
+from diffcheck.live_model.facts import Facts, fold
+from diffcheck.live_model.rope import kept_positions, live_entry, table_entry
 from diffcheck.rows import Rows
-from reference.models.config import ModelConfig
 
 Tensor = Any
 #: Release series of megatron-core whose module tree is known here; one release of each is tested.
@@ -82,7 +83,8 @@ class Adapter:
             progress("megatron: start", 0, 2)
             self._join_group()
             progress("megatron: load", 1, 2)
-            self.model = _build(self.config, options, self.padded_vocab, self._strict)
+            self._patch_window()
+            self.model = build(self.config, options, self.padded_vocab, self._strict)
             self._load(folder)
             apply_patches(options.patches, self.model)
         except BaseException:
@@ -125,8 +127,8 @@ class Adapter:
             weights={name: weight_digest(weight) for name, weight in self.hf_weights()},
             tokens=taps.tokens,
             positions=taps.positions,
-            theta=live_theta(self.model.rotary_pos_emb.inv_freq, self.config),
-            rotary_dim=2 * self.model.rotary_pos_emb.inv_freq.numel(),
+            rope_tables=self._rope_tables(taps),
+            layers=self._facts(),
             padded_vocab=self.padded_vocab,
             tensor_parallel=self.ranks,
             targets=taps.targets,
@@ -207,6 +209,13 @@ class Adapter:
             parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.ranks)
         # The inference tracker is the one that forks its random state without CUDA. Nothing here is random.
         tensor_parallel.model_parallel_cuda_manual_seed(0, inference_rng_tracker=on_cpu, force_reset_rng=True)
+
+    def _patch_window(self) -> None:
+        """Megatron makes the mask of a window on CUDA, wherever the scores are."""
+        if self.options.device == "cpu" and any(self.config.layer_windows):
+            from megatron.core.fusions import fused_softmax
+
+            self._patches.attribute(fused_softmax, "get_sliding_window_causal_mask", lambda _: _window_mask)
 
     def _load(self, folder: Path) -> None:
         import torch
@@ -307,17 +316,80 @@ class Adapter:
         disagree = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
         return {"ranks_disagree_at": disagree}
 
+    def _rope_tables(self, taps: MegatronTaps) -> list[dict[str, Any]]:
+        """The table of the last forwards: Megatron rotates all layers by the same angles."""
+        import torch
+
+        layers = range(self.config.num_hidden_layers)
+        if self._strict is not None:
+            live = getattr(self._strict.live_operators(self.model), "live_rope", lambda: None)()
+            if live is not None and live["frequencies"] is None:
+                # The table is that of an embedding changed since it was built: of the angles that it gave.
+                live["frequencies"] = taps.frequencies()
+            return [] if live is None else [live_entry(layers, live)]
+        angles = taps.angles
+        if angles is None:
+            return []
+        where = taps.positions_of_angles()
+        at = {p: row for row, p in enumerate(where)}
+        kept = [p for p in kept_positions(max(where) + 1) if p in at]
+        rows = angles[[at[p] for p in kept]]
+        dtype = torch_dtype(self.options)
+        cos, sin = ((f(rows) * taps.attention_factor).to(dtype).float() for f in (torch.cos, torch.sin))
+        return [
+            table_entry(
+                layers,
+                frequencies=taps.frequencies(),
+                attention_factor=taps.attention_factor,
+                positions=kept,
+                cos=cos.cpu().numpy(),
+                sin=sin.cpu().numpy(),
+                dtype=self.options.dtype,
+            )
+        ]
+
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """What the live modules of every layer compute with."""
+        facts = Facts()
+        for n, layer in enumerate(self.model.decoder.layers):
+            name, attention = f"layers.{n}", layer.self_attention
+            core = attention.core_attention
+            facts.norm(f"{name}.input_layernorm", layer.input_layernorm)
+            facts.norm(f"{name}.post_attention_layernorm", layer.pre_mlp_layernorm)
+            if self.config.qk_norm:
+                facts.norm(f"{name}.self_attn.q_norm", attention.q_layernorm)
+                facts.norm(f"{name}.self_attn.k_norm", attention.k_layernorm)
+            for x in "qkv":
+                facts.linear(f"{name}.self_attn.{x}_proj", attention.linear_qkv)
+            facts.linear(f"{name}.self_attn.o_proj", attention.linear_proj)
+            for x in ("gate", "up"):
+                facts.linear(f"{name}.mlp.{x}_proj", layer.mlp.linear_fc1)
+            facts.linear(f"{name}.mlp.down_proj", layer.mlp.linear_fc2)
+            own = f"{name}.self_attn.attention"
+            scale = getattr(core, "softmax_scale", None)
+            factor = getattr(getattr(core, "scale_mask_softmax", None), "scale", None) or 1.0
+            strict_scale = 1.0 / float(self.config.head_dim) ** 0.5
+            facts.add("scale", own, strict_scale if scale is None else float(scale) * float(factor))
+            heads = [attention.num_attention_heads_per_partition, attention.num_query_groups_per_partition]
+            facts.add("heads", own, [h * self.ranks for h in heads])
+            facts.add("sinks", own, getattr(core, "softmax_offset", None) is not None)
+        facts.norm("norm", self.model.decoder.final_layernorm)
+        facts.linear("logits", self.model.output_layer)
+        return facts.found
+
     def _evidence(self, forwards: int) -> dict[str, Any]:
         import torch
         import torch.distributed as dist
 
-        layer = self.model.decoder.layers[0]
+        layers = self.model.decoder.layers
         dtypes = {str(p.dtype).removeprefix("torch.") for p in self.model.parameters()}
         return {
             "forward": "training: whole sequences in one pass, in every phase",
             "layer_spec": "local",
-            "attention": type(layer.self_attention.core_attention).__name__,
-            "norm": _class_name(layer.input_layernorm),
+            "attention": fold(
+                {f"layer {n}": type(x.self_attention.core_attention).__name__ for n, x in enumerate(layers)}
+            ),
+            "norm": fold({f"layer {n}": _class_name(x.input_layernorm) for n, x in enumerate(layers)}),
             "logprob": _NATIVE_LOGPROB if self._strict is None else "log-sum-exp and logprob operators",
             "parameter_dtypes": sorted(dtypes),
             "device": self.options.device,
@@ -358,70 +430,12 @@ def _check_version() -> str:
     return check_release(str(megatron.core.__version__))
 
 
-def _build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict: MegatronStrictPath | None) -> Any:
-    """GPTModel with every fusion off, without initial weights, in training mode."""
+def _window_mask(queries: int, keys: int, window: tuple[int, int]) -> Tensor:
+    """As Megatron's ``get_sliding_window_causal_mask``, on the CPU: True where a query must not look."""
     import torch
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
-    dtype = torch_dtype(options)
-    settings = TransformerConfig(
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        ffn_hidden_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_query_groups=config.num_key_value_heads,
-        kv_channels=config.head_dim,
-        normalization="RMSNorm",
-        layernorm_epsilon=config.rms_norm_eps,
-        qk_layernorm=config.qk_norm,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=config.o_bias,
-        add_qkv_bias=config.qkv_bias,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        attention_softmax_in_fp32=True,
-        tensor_model_parallel_size=options.tensor_parallel,
-        use_cpu_initialization=True,
-        perform_initialization=False,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        fp16=dtype == torch.float16,
-    )
-    if strict is None:
-        layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
-    else:
-        try:
-            layers = strict.specification(settings, config.rope_theta, device=options.device)
-        except RuntimeError as error:
-            raise EngineError(f"megatron: {error}", "see rlk-diff doctor") from None
-    model = GPTModel(
-        settings,
-        layers,
-        vocab_size=padded_vocab,
-        max_sequence_length=max(options.max_length, config.max_position_embeddings),
-        position_embedding_type="rope",
-        rotary_base=config.rope_theta,
-        share_embeddings_and_output_weights=config.tie_word_embeddings,
-        parallel_output=True,
-    )
-    if config.o_bias:
-        for layer in model.decoder.layers:
-            # add_bias_linear gives the MLP biases too, which no supported model has.
-            layer.mlp.linear_fc1.bias = layer.mlp.linear_fc2.bias = None
-    if strict is not None:
-        strict.finish(model)
-    # Norms are created in float32; a mixed-precision trainer casts the whole module, and so do we.
-    return model.to(dtype=dtype, device=options.device).train()
+    seen = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries - window[0])
+    return ~seen.tril(keys - queries + window[1])
 
 
 def _class_name(module: Any) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from diffcheck.capture.live import CAUSAL, LiveInputs, Taps, batch_rows, observe
+from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of, window_size
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
@@ -29,12 +30,36 @@ class MegatronTaps(Taps):
     def __init__(self, model: Any, config: ModelConfig, recorder: Recorder, ranks: int, position_offset: int) -> None:
         super().__init__()
         self.tokens, self.positions, self.targets = LiveInputs(), LiveInputs(), LiveInputs()
-        #: Kind of the mask that core attention received.
-        self.attention_mask = CAUSAL
+        #: Angles [length, dim / 2] that the rotary embedding gave for the longest forward, and the factor of cosines
+        #: and sines that attention passed on with them.
+        self.angles: Tensor = None
+        self.attention_factor = 1.0
+        #: Per layer: kind and window of the mask that its core attention applies.
+        self._masks: list[tuple[str, int | None]] = [(CAUSAL, None)] * config.num_hidden_layers
         self._config, self._recorder, self._ranks = config, recorder, ranks
         self._rope_names: Iterator[str] = iter(())
         self._batch_first = self._sequence_first = Rows.of(0, range(0))
         self._tap_model(model, position_offset)
+
+    @property
+    def attention_mask(self) -> str:
+        """Kind of the mask of every layer, in words."""
+        return mask_of([window for _, window in self._masks], [kind for kind, _ in self._masks])
+
+    def positions_of_angles(self) -> list[int]:
+        """Position of each row of `angles`."""
+        return [int(p) for p in self._position(self.angles).reshape(-1).tolist()]
+
+    def frequencies(self) -> Any | None:
+        """Effective inverse frequencies [dim / 2], float32: the angles of position 1, if it was among them."""
+        if self.angles is None or 1 not in (where := self.positions_of_angles()):
+            return None
+        return self.angles[where.index(1)].float().cpu().numpy()
+
+    def _position(self, angles: Tensor) -> Tensor:
+        """Positions [length, 1] of angles [length, pairs]: the first frequency is base**0 = 1 before linear scaling."""
+        factor = getattr(self._rotary, "seq_len_interpolation_factor", None) or 1.0
+        return (angles[:, :1] * factor / self._rotary.inv_freq[0]).round()
 
     def begin(self, samples: list[int], lengths: list[int], width: int) -> Rows:
         """Say what the next forward holds: a right-padded batch. Returns its rows, batch first."""
@@ -45,7 +70,8 @@ class MegatronTaps(Taps):
     def _tap_model(self, model: Any, position_offset: int) -> None:
         self._tap_rope(model.rotary_pos_emb, position_offset)
         self.input(model.embedding.word_embeddings, self._see_tokens)
-        self.input(model.decoder.layers[0].self_attention.core_attention, self._see_mask)
+        for n, layer in enumerate(model.decoder.layers):
+            self._tap_mask(n, layer.self_attention.core_attention)
         if self._recorder.wants("embed_tokens"):
             self.output(
                 model.embedding.word_embeddings,
@@ -158,32 +184,51 @@ class MegatronTaps(Taps):
 
         def observed(apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
             def run(t: Tensor, freqs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+                self.attention_factor = float(kwargs.get("mscale", 1.0))
                 return self._see(next(self._rope_names), apply(t, freqs, *args, **kwargs))
 
             return run
 
         if position_offset:
             self.attribute(rotary, "forward", shifted)
+        self._rotary = rotary
         self.output(rotary, self._see_positions)
         self.attribute(attention, "apply_rotary_pos_emb", observed)
 
-    def _see_positions(self, angles: Tensor) -> Tensor:
-        """The first frequency is base**0 = 1, so the first angle [length, 1, 1, dim] of a row is its position."""
-        width = angles.shape[0]
+    def _see_positions(self, output: Any) -> Any:
+        angles = output[0] if isinstance(output, tuple) else output  # [length, 1, 1, dim]
+        width, half = angles.shape[0], angles.shape[-1] // 2
         batch = len(self._sequence_first) // width
-        self.positions.see(self._sequence_first, angles[:, 0, 0, :1].expand(width, batch))
-        return angles
+        self.positions.see(self._sequence_first, self._position(angles[:, 0, 0]).expand(width, batch))
+        if self.angles is None or width > self.angles.shape[0]:
+            self.angles = angles[:, 0, 0, :half].detach().clone()
+        return output
 
-    def _see_mask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The fourth argument [1, 1, length, length] is True where a query must not look."""
-        mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
-        if mask is not None and not mask.equal(mask.new_ones(mask.shape).triu(1)):
-            self.attention_mask = "none" if not mask.any() else "neither causal nor none"
-        return args, kwargs
+    def _tap_mask(self, n: int, core: Any) -> None:
+        def see(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            """The fourth argument [1, 1, length, length] is True where a query must not look; a window of the module
+            takes its place, whatever it says.
+            """
+            mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
+            window = live_window(core)
+            if mask is not None:
+                kind, seen = live_mask(mask[0, 0], None)
+                found = (kind, window) if window is not None else (kind, seen)
+                if found != (CAUSAL, None):
+                    self._masks[n] = found
+            return args, kwargs
+
+        self.input(core, see)
 
     def _see_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.tokens.see(self._batch_first, args[0])
         return args, kwargs
+
+
+def live_window(core: Any) -> int | None:
+    """How many newest keys a query of a live core attention sees, strict or Megatron's own; None sees all."""
+    owner = getattr(core, "scale_mask_softmax", core)
+    return window_size(getattr(owner, "window_size", None))
 
 
 def _with_first(output: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -20,7 +20,6 @@ from diffcheck.capture.live import (
     check_extra,
     effective_config,
     finished_samples,
-    live_theta,
     object_record,
     observe,
     torch_dtype,
@@ -30,6 +29,7 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
 from diffcheck.capture.transformers.taps import TransformersTaps
+from diffcheck.live_model.facts import Facts, fold
 from diffcheck.rows import Rows
 from reference.models.weights import weight_shapes
 
@@ -74,6 +74,12 @@ class Adapter:
                     f"transformers: {name} {extra[name]!r} is not supported", f"choose one of {', '.join(choices)}"
                 )
         folder, config = resolve_model(str(options.model))
+        if config.partial_rotary_factor != 1.0:
+            raise InputError(
+                f"transformers: {config.architecture} there ignores partial_rotary_factor "
+                f"{config.partial_rotary_factor}: it rotates whole heads",
+                "compare vllm, megatron and reference",
+            )
         self.config = effective_config(config, options)
         progress("transformers: load", 0, 1)
         if extra["threads"]:
@@ -113,7 +119,6 @@ class Adapter:
         progress(f"transformers: {plan.phase}", len(samples), len(samples))
         seconds["forward"] = time.perf_counter() - start
         start = time.perf_counter()
-        inv_freq = self.model.model.rotary_emb.inv_freq
         record = object_record(
             self.config,
             plan,
@@ -121,8 +126,9 @@ class Adapter:
             weights={name: weight_digest(weight) for name, weight in self.model.named_parameters()},
             tokens=taps.tokens,
             positions=taps.positions,
-            theta=live_theta(inv_freq, self.config),
-            rotary_dim=2 * inv_freq.numel(),
+            rope_tables=taps.rope_tables(self.model.model.rotary_emb),
+            layers=self._facts(),
+            attention_mask=taps.attention_mask,
             padded_vocab=self.model.get_output_embeddings().weight.shape[0],
         )
         if sampled:
@@ -218,15 +224,36 @@ class Adapter:
     def _positions(self, rows: Rows, plan: CapturePlan) -> Tensor:
         return self._ids((rows.position + plan.position_offset).tolist())
 
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """What the live modules of every layer compute with."""
+        facts = Facts()
+        for n, layer in enumerate(self.model.model.layers):
+            name, attention = f"layers.{n}", layer.self_attn
+            facts.norm(f"{name}.input_layernorm", layer.input_layernorm)
+            facts.norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm)
+            if self.config.qk_norm:
+                facts.norm(f"{name}.self_attn.q_norm", attention.q_norm)
+                facts.norm(f"{name}.self_attn.k_norm", attention.k_norm)
+            for x in "qkvo":
+                facts.linear(f"{name}.self_attn.{x}_proj", getattr(attention, f"{x}_proj"))
+            for x in ("gate", "up", "down"):
+                facts.linear(f"{name}.mlp.{x}_proj", getattr(layer.mlp, f"{x}_proj"))
+            own, size = f"{name}.self_attn.attention", int(attention.head_dim)
+            facts.add("scale", own, float(attention.scaling))
+            facts.add("heads", own, [attention.q_proj.out_features // size, attention.k_proj.out_features // size])
+        facts.norm("norm", self.model.model.norm)
+        return facts.found
+
     def _evidence(self, decode: bool) -> dict[str, Any]:
         import torch
 
-        layer = self.model.model.layers[0]
+        layers = self.model.model.layers
         return {
             "forward": "incremental decode from DynamicCache" if decode else "whole sequences, one forward a sample",
             "model_class": type(self.model).__name__,
-            "attention": f"{type(layer.self_attn).__name__}, {self.implementation}",
-            "norm": type(layer.input_layernorm).__name__,
+            "attention": f"{fold({f'layer {n}': type(x.self_attn).__name__ for n, x in enumerate(layers)})}, "
+            f"{self.implementation}",
+            "norm": fold({f"layer {n}": type(x.input_layernorm).__name__ for n, x in enumerate(layers)}),
             "logprob": f"torch.{self.logprob} of float32(logits) / temperature",
             "parameter_dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in self.model.parameters()}),
             "device": self.options.device,

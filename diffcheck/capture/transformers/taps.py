@@ -13,6 +13,8 @@ from typing import Any
 
 from diffcheck.capture.live import LiveInputs, Taps, observe
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of
+from diffcheck.live_model.rope import KEPT, table_entry
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
 
@@ -32,6 +34,12 @@ class TransformersTaps(Taps):
         self._config, self._recorder = config, recorder
         self._rows = self._head_rows = Rows.of(0, range(0))
         self._layer = 0
+        #: Position -> cosines and sines [dim / 2] that the rotary embedding gave, first come, and the table's dtype.
+        self._rope: dict[int, tuple[Any, Any]] = {}
+        self._rope_dtype = ""
+        #: Per layer: kind and window of the mask that its attention received.
+        self._masks: list[tuple[str, int | None]] = [(CAUSAL, None)] * config.num_hidden_layers
+        self._implementation = implementation
         self._tap_inputs(model.model)
         self._observe_output(model.model.embed_tokens, "embed_tokens")
         for n, layer in enumerate(model.model.layers):
@@ -40,6 +48,29 @@ class TransformersTaps(Taps):
         if recorder.wants("logits"):
             self.output(model.lm_head, lambda out: observe(recorder, "logits", self._head_rows, out))
         self._tap_functions(model.model.layers[0].self_attn, implementation)
+
+    @property
+    def attention_mask(self) -> str:
+        """Kind of the mask of every layer, in words."""
+        return mask_of([window for _, window in self._masks], [kind for kind, _ in self._masks])
+
+    def rope_tables(self, rotary: Any) -> list[dict[str, Any]]:
+        """The table that all layers rotated with."""
+        if not self._rope:
+            return []
+        last = max(self._rope)
+        kept = [p for p in sorted(self._rope) if p in KEPT or p == last]
+        return [
+            table_entry(
+                range(self._config.num_hidden_layers),
+                frequencies=rotary.inv_freq.detach().cpu().float().numpy(),
+                attention_factor=float(getattr(rotary, "attention_scaling", 1.0)),
+                positions=kept,
+                cos=[self._rope[p][0] for p in kept],
+                sin=[self._rope[p][1] for p in kept],
+                dtype=self._rope_dtype,
+            )
+        ]
 
     def begin(self, rows: Rows, head_rows: Rows) -> None:
         """Say what the next forward holds, and for which of its rows the head will compute logits."""
@@ -55,7 +86,25 @@ class TransformersTaps(Taps):
             return args, kwargs
 
         self.input(decoder.embed_tokens, see_tokens)
+        last: list[Any] = [None]
+
+        def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            last[0] = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+            return args, kwargs
+
+        def see_table(output: Any) -> Any:
+            cos, sin = output
+            half = cos.shape[-1] // 2
+            self._rope_dtype = str(cos.dtype).removeprefix("torch.")
+            for row, position in enumerate(last[0][0].tolist()):
+                if position not in self._rope:
+                    rows = (part[0, row, :half].detach().float().cpu().numpy() for part in (cos, sin))
+                    self._rope[position] = next(rows), next(rows)
+            return output
+
         self.input(decoder.rotary_emb, see_positions)
+        self.input(decoder.rotary_emb, positions_of)
+        self.output(decoder.rotary_emb, see_table)
 
     def _tap_layer(self, n: int, layer: Any) -> None:
         name, attention, mlp = f"layers.{n}", layer.self_attn, layer.mlp
@@ -103,6 +152,7 @@ class TransformersTaps(Taps):
 
         def run(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             name = f"layers.{self._layer}.self_attn"
+            self._see_mask(module, query, key, args[0] if args else kwargs.get("attention_mask"))
             for boundary, cached in ((f"{name}.k_cache", key), (f"{name}.v_cache", value)):
                 new = cached[:, :, cached.shape[2] - len(self._rows) :]
                 seen = self._see_heads(boundary, new)
@@ -112,6 +162,21 @@ class TransformersTaps(Taps):
             return attend(module, query, key, value, *args, **kwargs)
 
         return run
+
+    def _see_mask(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+        """``mask`` [1, 1, queries, keys]: True, or 0 of an added one, where a query may look."""
+        window = getattr(module, "sliding_window", None)
+        if mask is None:
+            # sdpa is causal by itself; one query sees all keys that there are.
+            causal = query.shape[2] == 1 or (self._implementation == "sdpa" and getattr(module, "is_causal", True))
+            found = (CAUSAL, window if window is not None and window >= key.shape[2] else None)
+            found = found if causal else ("none", None)
+        else:
+            part = mask[0, 0, :, : key.shape[2]]
+            hidden = ~part if str(part.dtype) == "torch.bool" else part < 0
+            found = live_mask(hidden, window)
+        if found != (CAUSAL, None):
+            self._masks[self._layer] = found
 
     def _see_heads(self, name: str, tensor: Tensor) -> Tensor:
         """[1, heads, positions, head_dim]."""

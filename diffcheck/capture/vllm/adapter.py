@@ -49,6 +49,11 @@ class Adapter:
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
         check_ranks(self.config, options.tensor_parallel)
+        if len(set(self.config.layer_windows)) > 1:
+            raise InputError(
+                f"vllm: {self.config.architecture} there gives all layers one window, this model only some layers",
+                "compare megatron, transformers and reference",
+            )
         # Names and bits of weight flips are checked before a worker process could fail on them.
         checkpoint = Checkpoint(folder, _torch_dtype(options.dtype), options.weight_flips)
         for name, _, _ in options.weight_flips:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from diffcheck.capture.live import CAUSAL
+from diffcheck.live_model.facts import fold
 
 #: Environment that decides which kernels run; the rest of vLLM's names the machine or the run.
 _TELLING = ("VLLM_CPU_", "VLLM_USE_", "VLLM_BATCH_", "VLLM_ENABLE_", "OMP_", "KMP_")
@@ -16,24 +16,29 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
     import torch
 
     config = runner.vllm_config
-    layer = model.model.layers[0]
-    attention = layer.self_attn.attn
+    layers = dict(enumerate(model.model.layers))
+    attention = layers[0].self_attn.attn
+
+    def of(read: Any) -> Any:
+        """The same of every layer, or by layer."""
+        return fold({f"layer {n}": read(layer) for n, layer in layers.items()})
+
     spec = runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec
     compilation = config.compilation_config
     return {
         "model_class": _name(model),
         "model_runner": _name(runner),
         "executor": str(config.parallel_config.distributed_executor_backend),
-        "attention_backend": _name(attention.impl),
+        "attention_backend": of(lambda layer: _name(layer.self_attn.attn.impl)),
         "attention_isa": getattr(attention, "isa", None),
         "operators": {
-            "rms_norm": _forward_name(layer.input_layernorm),
-            "rotary_emb": _forward_name(layer.self_attn.rotary_emb),
-            "silu_and_mul": _forward_name(layer.mlp.act_fn),
-            "linear": _name(layer.self_attn.qkv_proj.quant_method),
+            "rms_norm": of(lambda layer: _forward_name(layer.input_layernorm)),
+            "rotary_emb": of(lambda layer: _forward_name(layer.self_attn.rotary_emb)),
+            "silu_and_mul": of(lambda layer: _forward_name(layer.mlp.act_fn)),
+            "linear": of(lambda layer: _name(layer.self_attn.qkv_proj.quant_method)),
         },
         "dtype": str(runner.dtype).removeprefix("torch."),
-        "kv_cache_dtype": str(attention.kv_cache_dtype),
+        "kv_cache_dtype": of(lambda layer: str(layer.self_attn.attn.kv_cache_dtype)),
         "kv_cache_shape": list(attention.kv_cache.shape),
         "kv_cache_blocks": int(runner.kv_cache_config.num_blocks),
         "block_size": int(spec.block_size),
@@ -49,13 +54,6 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
     }
-
-
-def attention_mask(model: Any) -> str:
-    """Kind of the mask that the live attention of layer 0 applies."""
-    window = getattr(model.model.layers[0].self_attn.attn.impl, "sliding_window", None)
-    size = window[0] if isinstance(window, tuple) else window
-    return CAUSAL if size is None or size < 0 else f"{CAUSAL}, window {size}"
 
 
 def _name(thing: Any) -> str:

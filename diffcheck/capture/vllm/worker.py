@@ -23,8 +23,9 @@ from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import vllm_path
-from diffcheck.capture.vllm.evidence import attention_mask, engine_evidence
+from diffcheck.capture.vllm.evidence import engine_evidence
 from diffcheck.capture.vllm.head_taps import tap_head
+from diffcheck.capture.vllm.live_modules import attention_mask, module_facts, rope_tables
 from diffcheck.capture.vllm.loader import gather_ranks, live_digests
 from diffcheck.capture.vllm.schedule import Schedule
 from diffcheck.capture.vllm.taps import Live, tap_forward, tap_model
@@ -132,7 +133,9 @@ class Capture:
 
     def _record(self, samples: list[Sample]) -> ObjectRecord:
         live, plan = self._live, self._live.plan
-        rotary = self._model.model.layers[0].self_attn.rotary_emb
+        strict = None
+        if self._strict is not None:
+            strict = getattr(self._strict.live_operators(self._model), "live_rope", lambda: None)()
         record = object_record(
             live.config,
             plan,
@@ -140,8 +143,8 @@ class Capture:
             weights=self._weights,
             tokens=live.tokens,
             positions=live.positions,
-            theta=float(rotary.base),
-            rotary_dim=int(rotary.rotary_dim),
+            rope_tables=rope_tables(self._model, max((s.forward_length for s in samples), default=0), strict),
+            layers=module_facts(self._model, live.config, live.ranks),
             padded_vocab=int(self._model.model.embed_tokens.num_embeddings_padded),
             tensor_parallel=live.ranks,
             targets=live.targets,

@@ -89,8 +89,8 @@ def frequency(live: Live, index: int) -> Iterator[None]:
     """The inverse frequency ``index`` of the RoPE table is 1 ulp larger."""
 
     def make(table: Callable[..., ops.RopeTable]) -> Callable[..., ops.RopeTable]:
-        def run(positions: Tensor, dim: int, theta: float) -> ops.RopeTable:
-            honest = table(positions, dim, theta)
+        def run(positions: Tensor, dim: int, theta: float, *rest: Any) -> ops.RopeTable:
+            honest = table(positions, dim, theta, *rest)
             off = np.nextafter(np.float32(theta ** (-2 * index / dim)), np.float32(1))
             angle = (positions.numpy().astype(np.float32) * off).astype(np.float64)
             cos, sin = honest.cos.copy(), honest.sin.copy()

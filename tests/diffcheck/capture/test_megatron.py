@@ -139,7 +139,7 @@ def test_object_record_is_the_checkpoint_and_the_samples(honest: Trace, honest_t
         assert record.target_ids == [list(s.response_token_ids) for s in samples]
         assert record.positions == [list(range(s.forward_length)) for s in samples]
         assert [sum(a) for a in record.active] == [len(s.response_token_ids) for s in samples]
-        assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default"}
+        assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default", "attention_factor": 1.0}
         assert (record.real_vocab, record.padded_vocab) == (509, 512)
         assert record.shards["q_proj"] == ([[0, 128]] if ranks == 1 else [[0, 64], [64, 128]])
 

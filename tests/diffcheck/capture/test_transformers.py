@@ -111,7 +111,7 @@ def test_object_record_is_the_checkpoint_and_the_samples(honest: Trace) -> None:
     assert record.token_ids == [list(s.token_ids[:-1]) for s in samples]
     assert record.target_ids == [list(s.response_token_ids) for s in samples]
     assert record.positions == [list(range(s.forward_length)) for s in samples]
-    assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default"}
+    assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default", "attention_factor": 1.0}
     assert record.random_state is None
 
 

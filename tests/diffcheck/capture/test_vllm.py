@@ -306,7 +306,7 @@ def test_object_record_is_the_checkpoint_and_the_samples(tp1: Engine, honest: Tr
     assert record.target_ids == [list(s.response_token_ids) for s in samples]
     assert record.positions == [list(range(s.forward_length)) for s in samples]
     assert [sum(a) for a in record.active] == [len(s.response_token_ids) for s in samples]
-    assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default"}
+    assert record.rope == {"theta": 1e6, "dim": 32, "scaling": "default", "attention_factor": 1.0}
     assert (record.real_vocab, record.padded_vocab) == (509, 512)
     assert record.kv.layout == "paged" and record.kv.block_size == honest.header.evidence["block_size"]
     lengths = [len(ids) for ids in record.token_ids]

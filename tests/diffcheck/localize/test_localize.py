@@ -11,6 +11,7 @@ from diffcheck.base.errors import ExitCode
 from diffcheck.localize import localize
 from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.roles import side_names
 from tests.diffcheck.synthetic import GRAPH, ROWS, Values, flip, header, pair, values, without, write
 
 
@@ -42,12 +43,24 @@ def test_one_flipped_bit_is_named_exactly(tmp_path: Path, name: str, level: str)
     assert [r.name for r in verdict.boundaries if r.status != "equal"] == [name]
     assert first.equal_before == [b.name for b in GRAPH].index(name)
     report = next(r for r in verdict.boundaries if r.name == name)
+    stored = (len(rows) + 1) // 2 if level == "sampled" else len(rows)
+    assert report.elements == stored * node.width, "what was compared is counted"
     if level == "digest":
         assert first.index is None and first.differing is None
         # A row differs, in nobody knows how many elements: not in none.
         assert report.differing is report.max_abs is report.max_ulp is None
     else:
         assert (first.index, first.differing, first.max_ulp) == (index, 1, 1)
+
+
+def test_a_difference_that_only_digests_saw_has_no_statistics(tmp_path: Path) -> None:
+    """Rows of odd number are not stored at level sampled: those that are would say that nothing differs."""
+    verdict = localize(*pair(tmp_path, flip("layers.0.mlp.act", 3), "sampled"))
+    report = next(r for r in verdict.boundaries if r.name == "layers.0.mlp.act")
+    assert (report.status, report.rows_differing) == ("origin", 1)
+    assert report.differing is report.max_abs is report.max_ulp is None
+    equal = next(r for r in verdict.boundaries if r.name == "layers.0.mlp.up_proj")
+    assert (equal.status, equal.differing, equal.max_abs, equal.max_ulp) == ("equal", 0, 0.0, 0)
 
 
 def test_what_follows_is_a_receiver(tmp_path: Path) -> None:
@@ -193,3 +206,13 @@ def test_a_quantised_side_is_said_first(evidence: dict[str, object], words: str,
     assert verdict.verdict == "not_comparable" and verdict.summary.startswith(
         f"The rollout side is quantised ({words})."
     )
+
+
+def test_two_sides_of_one_engine_are_named_by_role(tmp_path: Path) -> None:
+    left, changed = write(tmp_path / "left", values()), values()
+    flip("layers.0.mlp.act", 1)(changed)
+    verdict = localize(left, write(tmp_path / "right", changed))
+    assert verdict.summary.startswith("rollout vllm and train vllm computed the same object")
+    missing = localize(left, write(tmp_path / "part", {"norm": values()["norm"]}))
+    assert missing.coverage.unobserved["embed_tokens"] == "train (vllm): not captured"
+    assert side_names("vllm", "megatron") == ("vllm", "megatron")

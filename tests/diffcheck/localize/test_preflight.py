@@ -28,6 +28,7 @@ FAULTS: dict[str, Change] = {
     "active[sample 0][1]": lambda r: r.active[0].__setitem__(1, 1),
     "attention_mask": lambda r: setattr(r, "attention_mask", "full"),
     "rope.theta": lambda r: r.rope.update(theta=5e5),
+    "epsilon": lambda r: r.layers["epsilon"].update({"layers.1.input_layernorm": 1e-5}),
     "kv[sample 0]": lambda r: r.kv.slots[0].__setitem__(0, r.kv.slots[0][1]),
     "real_vocab": lambda r: setattr(r, "real_vocab", 12),
     "shards.q_proj": lambda r: r.shards.update(q_proj=[[0, 4], [5, 8]]),
@@ -43,6 +44,10 @@ def pair() -> tuple[ObjectRecord, ObjectRecord]:
     for side in (left, right):
         side.weight_version = 7
         side.random_state = {"seed": 1}
+        side.layers = {
+            "epsilon": {f"layers.{n}.input_layernorm": 1e-6 for n in range(3)},
+            "dtype": {"norm": "bfloat16"},
+        }
     return left, right
 
 
@@ -55,10 +60,11 @@ def test_a_changed_field_is_named(field: str) -> None:
 
 
 def test_every_field_of_the_record_has_a_fault_or_a_reason() -> None:
-    """A field that nothing checks would be a hole; padded_vocab is the one that may differ, and what a side
-    cannot know is compared with nothing.
+    """A field that nothing checks would be a hole; padded_vocab is the one that may differ, what a side cannot know is
+    compared with nothing, layers has its fault by its parts, and tables differ where they are read.
     """
-    covered = {name.split(".")[0].split("[")[0] for name in FAULTS} | {"padded_vocab", "unknown"}
+    names = {name.split(".")[0].split("[")[0] for name in FAULTS} - {"epsilon"}
+    covered = names | {"padded_vocab", "unknown", "layers", "rope_tables"}
     assert covered == {f.name for f in fields(ObjectRecord)}
 
 
@@ -92,3 +98,17 @@ def test_no_kernel_is_blamed_for_another_object(tmp_path: Path) -> None:
     assert verdict.exit_code is ExitCode.NOT_COMPARABLE
     assert verdict.first_divergence is None and verdict.boundaries == []
     assert verdict.to_json()["not_comparable"] == [{"field": "temperature", "left": 1.0, "right": 0.7}]
+
+
+def test_what_differs_in_one_layer_is_shown_by_layer() -> None:
+    left, right = pair()
+    right.layers["epsilon"]["layers.1.input_layernorm"] = 1e-5
+    right.layers["dtype"]["norm"] = "float32"
+    (found,) = compare_objects(left, right)
+    assert (found.field, found.left, found.right) == ("epsilon", 1e-6, "1e-06; 1e-05 in layers.1.input_layernorm")
+
+
+def test_parameters_that_a_table_does_not_confirm_are_not_compared() -> None:
+    left, right = pair()
+    del right.rope["theta"]
+    assert compare_objects(left, right) == []
