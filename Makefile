@@ -8,7 +8,8 @@ CLANG := $(VENV)/.rlk-clang
 # Two processes, each with whole files: a file's engine is started once.
 SPREAD := -n 2 --dist loadfile
 FAST := tests/test_layers.py tests/reference/operators tests/reference/reductions tests/reference/vectors \
-	tests/diffcheck/base tests/diffcheck/trace tests/diffcheck/localize tests/diffcheck/capture \
+	tests/diffcheck/base tests/diffcheck/trace tests/diffcheck/localize tests/diffcheck/test_rows.py \
+	tests/diffcheck/capture/test_overrides.py tests/diffcheck/capture/test_megatron_weights.py \
 	tests/integration/grpo/test_buffer.py tests/integration/grpo/test_metrics.py tests/integration/grpo/test_config.py
 # The other Triton release whose compiled code is checked: for the tests, beside the environment, never in it.
 OTHER_TRITON := $(VENV)/triton-3.6.0

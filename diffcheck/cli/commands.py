@@ -23,7 +23,7 @@ from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.stopping import Stopped, stopped_in_order
-from diffcheck.capture.adapter import ENGINES
+from diffcheck.capture.adapter import ENGINES, package_versions
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
@@ -87,7 +87,8 @@ _RUN_OPTIONS: dict[str, Any] = {
 _switch = functools.partial(
     typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
 )
-_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON.")]
+_STANDARD_OUTPUT = Path("-")
+_Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; -: to standard output, alone.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
 
@@ -115,9 +116,19 @@ def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlk {package_versions('rlk').get('rlk', 'source')}")
+        raise typer.Exit
+
+
+_version_option = typer.Option("--version", is_eager=True, callback=_version, help="Say which rlk this is.")
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces and engine logs.")] = False,
+    shown: Annotated[bool, _version_option] = False,
 ) -> None:
     global _debug
     _debug = debug
@@ -423,8 +434,12 @@ def _check_outputs(json_out: Path | None, html: Path | None) -> None:
 
 
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
+    text = json.dumps(verdict.to_json(), indent=1) + "\n"
+    if json_out == _STANDARD_OUTPUT:
+        typer.echo(text, nl=False)
+        raise typer.Exit(verdict.exit_code)
     if json_out:
-        write_text(json_out, json.dumps(verdict.to_json(), indent=1) + "\n")
+        write_text(json_out, text)
     print_verdict(verdict, Terminal(), every_boundary=every)
     raise typer.Exit(verdict.exit_code)
 

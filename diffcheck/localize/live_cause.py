@@ -22,7 +22,10 @@ def live_causes(first: FirstDivergence | None, left: Header, right: Header) -> l
     if first is None:
         return []
     a, b = left.object, right.object
-    config = ModelConfig(**a.model)
+    # A record of another system knows no model.
+    if not (known := a.model or b.model):
+        return []
+    config = ModelConfig(**known)
     names = side_names(left, right)
     causes = []
     layer = int(first.boundary.split(".")[1]) if first.boundary.startswith("layers.") else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ class Coverage:
     unobserved: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(repr=False)
 class Verdict:
     """Everything ``--json`` holds."""
 
@@ -114,6 +115,13 @@ class Verdict:
     @property
     def exit_code(self) -> ExitCode:
         return _EXIT[self.verdict]
+
+    def __repr__(self) -> str:
+        return f"<Verdict {self.verdict}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the headline; `diffcheck.report.html.write_report` makes the page."""
+        return f"<p><strong>{self.verdict.replace('_', ' ').upper()}</strong> {html.escape(self.summary)}</p>"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

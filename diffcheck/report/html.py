@@ -229,6 +229,7 @@ def _evidence(verdict: Verdict, left: Trace, right: Trace) -> Iterator[tuple[str
         rows = [("trace level", ran["level"]), *_flat("", {"versions": ran["versions"], **ran["evidence"]})]
         digest = hashlib.sha256((trace.folder / HEADER).read_bytes()).hexdigest()
         yield name, [Row([term, value]) for term, value in (*rows, (f"sha256 of {HEADER}", digest))]
+    yield "what repeats it", [Row([term, value]) for term, value in _flat("", verdict.evidence["repeat"])]
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -117,14 +117,14 @@ def with_ddp(adapter: Any) -> dict[str, Tensor]:
     for ids in rows(2):
         backward(adapter, ids, wrapped)
     sums.into_main_grads(live.values())
-    wrapped.finish_grad_sync()
+    _finish(wrapped)
     found = {name: parameter.main_grad.clone() for name, parameter in live.items()}
     sums.release(live.values())
     # Without sums of their own: added to main_grad in place, micro-batch by micro-batch.
     wrapped.zero_grad_buffer()
     for ids in rows(1):
         backward(adapter, ids, wrapped)
-    wrapped.finish_grad_sync()
+    _finish(wrapped)
     for name, parameter in live.items():
         if "q_layernorm" not in name and "k_layernorm" not in name and "word_embeddings" not in name:
             assert torch.equal(parameter.main_grad, found[name]), name
@@ -134,14 +134,19 @@ def with_ddp(adapter: Any) -> dict[str, Tensor]:
     return found
 
 
+def _finish(wrapped: Any) -> None:
+    """Nothing is sent with one data-parallel rank, and 0.19 asks CUDA for its stream before it finds out."""
+    if torch.cuda.is_available():
+        wrapped.finish_grad_sync()
+
+
 def step(wrapped: Any, live: dict[str, Tensor]) -> None:
-    """Megatron's own optimizer, with the gradients that its buffer holds."""
+    """Megatron's own optimizer, with the gradients that its buffer holds; it clips only those of CUDA."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [wrapped])
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=0.0), [wrapped])
     before = {name: parameter.detach().clone() for name, parameter in live.items()}
-    stepped, norm, _ = optimizer.step()
-    assert stepped and norm > 0
+    assert optimizer.step()[0]
     assert not any(torch.equal(before[name], parameter) for name, parameter in live.items())
 
 

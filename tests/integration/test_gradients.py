@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -109,6 +110,44 @@ def test_loops_have_the_bits_of_the_reference(name: str, kind: str, dtype: str) 
         assert np.array_equal(
             np.ascontiguousarray(mine).view(np.uint32)[~nan], np.ascontiguousarray(theirs).view(np.uint32)[~nan]
         )
+
+
+def megatron_gradients(out: Path, *arguments: str, ranks: int = 1) -> dict[str, Any]:
+    """SHA-256 of every gradient of a strict model by setting, in HF names."""
+    launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", *launcher, "tests.integration.sums_run", str(out), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.engines
+def test_nothing_but_the_sequences_decides_a_gradient_of_megatron(tmp_path: Path) -> None:
+    """Micro-batches of 1, 2, 4 and 8, recomputation, one thread, Megatron's main_grad, one rank and two: one digest."""
+    pytest.importorskip("megatron.core")
+    one = megatron_gradients(tmp_path / "one.json")["found"]
+    two = megatron_gradients(tmp_path / "two.json", ranks=2)["found"]
+    assert len(one) == 7 and len(two) == 6
+    first = one["micro-batch 1"]
+    assert len(first) == 35 and len(set(first.values())) == 35
+    for found in (one, two):
+        for setting, digests in found.items():
+            assert digests == first, setting
+
+
+@pytest.mark.engines
+@pytest.mark.exhaustive
+def test_megatrons_own_optimizer_steps(tmp_path: Path) -> None:
+    """In float32, through its data-parallel wrapper and gradient buffer."""
+    pytest.importorskip("megatron.core")
+    found = megatron_gradients(tmp_path / "out.json", "tiny-qwen3-tied", "float32")["found"]
+    assert found["main_grad"] == found["micro-batch 8"]
 
 
 def test_kernels_and_arrays_have_one_backward() -> None:
