@@ -31,22 +31,28 @@ def merge(parts, offset, inside, stride, FIRST: tl.constexpr, COUNT: tl.constexp
 
 @triton.jit
 def merge_kernel(parts, bias, out, size, N, COUNT: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """out[i] = tree over p of parts[p, i] (+ bias[i % N]), rounded to the output's dtype."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < size
+    """out[i] = tree over p of parts[p, i] (BIAS: + bias[i % N], one row of N a program), rounded once."""
+    if BIAS:  # a row and a block of its columns: a division of integers would be reciprocals in the machine code
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        offset = tl.program_id(0).to(tl.int64) * N + column
+        inside = column < N
+    else:
+        offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = offset < size
     total = merge(parts, offset, inside, tl.cast(size, tl.int64), 0, COUNT)
     if BIAS:
-        total += widen(tl.load(bias + offset % N, mask=inside, other=0.0))
+        total += widen(tl.load(bias + column, mask=inside, other=0.0))
     tl.store(out + offset, narrow(total, out.dtype.element_ty), mask=inside)
 
 
 def merge_parts(parts: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, contract: Contract) -> None:
     """Fill ``out`` [..., features] with the tree over float32 ``parts`` [count, ...] (+ bias), rounded once."""
-    size, block = out.numel(), 1024
+    size, features, block = out.numel(), out.shape[-1], 1024
+    flat, by_row = (triton.cdiv(size, block),), (size // max(features, 1), triton.cdiv(features, block))
     launch(
         merge_kernel,
-        (triton.cdiv(size, block),),
-        *(parts, out if bias is None else bias, out, size, out.shape[-1]),
+        flat if bias is None else by_row,
+        *(parts, out if bias is None else bias, out, size, features),
         contract=contract,
         COUNT=parts.shape[0],
         BIAS=bias is not None,

@@ -23,15 +23,18 @@ def scale_kernel(
     logits, out, size, columns, temperature, BY_ROW: tl.constexpr, RECIPROCAL: tl.constexpr, BLOCK: tl.constexpr
 ):
     """out = logits / temperature, or logits * (1 / temperature); BY_ROW: temperature points to one for each row."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + offset, mask=offset < size, other=0.0)
     # a scalar division would be the compiler's own; a block of one value is not
     if BY_ROW:
-        divisor = tl.load(temperature + offset // columns, mask=offset < size, other=1.0)
+        row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        offset, inside = row * columns + column, column < columns
+        divisor = tl.load(temperature + row + tl.zeros((BLOCK,), tl.int32))
     else:
+        offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = offset < size
         divisor = tl.zeros((BLOCK,), tl.float32) + temperature
+    x = tl.load(logits + offset, mask=inside, other=0.0)
     scaled = x * div_rn(tl.full((BLOCK,), 1.0, tl.float32), divisor) if RECIPROCAL else div_rn(x, divisor)
-    tl.store(out + offset, scaled, mask=offset < size)
+    tl.store(out + offset, scaled, mask=inside)
 
 
 @triton.jit
@@ -131,8 +134,9 @@ def processed_logits(
     if size == 0:
         return scaled
     reciprocal = contract.primitives.temperature == "reciprocal"
-    grid = (triton.cdiv(size, block),)
-    arguments = (logits, scaled, size, logits.shape[1], divisor)
+    columns = logits.shape[1]
+    grid = (logits.shape[0], triton.cdiv(columns, block)) if by_row else (triton.cdiv(size, block),)
+    arguments = (logits, scaled, size, columns, divisor)
     constants: dict[str, Any] = {"BY_ROW": by_row, "RECIPROCAL": reciprocal, "BLOCK": block}
     launch(scale_kernel, grid, *arguments, contract=contract, **constants)
     # A row with a NaN has no order, so that no mask may hide it.
