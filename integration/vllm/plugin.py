@@ -14,7 +14,6 @@ from typing import Any
 
 from integration.versions import Patch, apply_patches, check_version
 from integration.vllm.state import PROFILE, current, on_gpu, operators
-from reference.contract.profiles import profile as find_profile
 
 #: Release series that were read and tested, by where vLLM computes.
 SUPPORTED = {"cpu": ("0.32",), "gpu": ("0.22",)}
@@ -137,6 +136,8 @@ def _prepare_gpu(profile: str) -> None:
     # vLLM's cache of compiled graphs knows neither profiles nor contracts, and a graph holds the contract's text
     root = Path(os.environ.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm")
     if root.parent.name != "rlk":
+        from reference.contract.profiles import profile as find_profile
+
         ids = [c.contract_id for c in find_profile(profile).contracts("bfloat16").values()]
         key = hashlib.sha256("".join(ids).encode()).hexdigest()[:12]
         os.environ["VLLM_CACHE_ROOT"] = str(root / "rlk" / key)

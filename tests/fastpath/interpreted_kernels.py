@@ -16,7 +16,7 @@ from fastpath.attention.attention_backward import attention_backward
 from fastpath.attention.kv_cache import write_cache
 from fastpath.backend import UnsupportedError, record
 from fastpath.rows.embedding import embedding, embedding_backward
-from fastpath.rows.qk_norm import qk_norm, qk_norm_backward
+from fastpath.rows.qk_norm import merge_heads, qk_norm, qk_norm_backward
 from fastpath.rows.qk_norm_rope import qk_norm_rope
 from fastpath.rows.residual_add import residual_add
 from fastpath.rows.rms_norm import rms_norm, rms_norm_backward
@@ -184,19 +184,20 @@ def test_no_tokens_give_empty_results_of_the_right_shape() -> None:
     none = torch.empty(0, dtype=torch.int32)
     norm = rms_norm(x, flat, 1e-6, contract("rms_norm"), x)
     assert norm.output.shape == norm.residual.shape == (0, 32)  # type: ignore[union-attr]
-    slopes = rms_norm_backward(x, x, flat, 1e-6, contract("rms_norm"))
+    slopes = rms_norm_backward(x, x, flat, 1e-6, gradient_contract(contract("rms_norm")))
     assert slopes.x.shape == (0, 32) and slopes.weight.tolist() == [0.0] * 32
     assert qk_norm(heads, flat[:16], 1e-6, contract("qk_norm")).shape == (0, 2, 16)
-    slopes = qk_norm_backward(heads, heads, flat[:16], 1e-6, contract("qk_norm"))
-    assert slopes.x.shape == (0, 2, 16) and slopes.weight.tolist() == [0.0] * 16
+    back = gradient_contract(contract("qk_norm"))
+    slopes = qk_norm_backward(heads, heads, flat[:16], 1e-6, back)
+    assert slopes.x.shape == (0, 2, 16) and merge_heads(slopes.weight, back).tolist() == [0.0] * 16
     assert rope(heads, none, table, contract("rope")).shape == (0, 2, 16)
     rotated = qk_norm_rope(heads, flat[:16], none, table, 1e-6, contract("qk_norm"), contract("rope"))
     assert rotated.shape == (0, 2, 16)
     assert swiglu(x, x, contract("swiglu")).shape == (0, 32)
-    assert all(part.shape == (0, 32) for part in swiglu_backward(x, x, x, contract("swiglu")))
+    assert all(part.shape == (0, 32) for part in swiglu_backward(x, x, x, gradient_contract(contract("swiglu"))))
     assert residual_add(x, x, contract("residual_add")).shape == (0, 32)
     assert embedding(none.long(), torch.randn(5, 32), contract("embedding")).shape == (0, 32)
-    assert not embedding_backward(x, none.long(), 5, contract("embedding")).any()
+    assert not embedding_backward(x, none.long(), 5, gradient_contract(contract("embedding"))).any()
     cache = torch.zeros(2, 16, 2, 16)
     write_cache(heads, heads, none.long(), cache, cache.clone(), contract("kv_cache"))
     starts = torch.zeros(2, dtype=torch.int32)
@@ -207,5 +208,7 @@ def test_no_tokens_give_empty_results_of_the_right_shape() -> None:
         found = attention(heads, starts, 0, kv, contract("attention"), save=isinstance(kv, Packed))
         assert found.output.shape == (0, 2, 16)
         if isinstance(kv, Packed):
-            gradients = attention_backward(heads, heads, starts, 0, kv, 0, found, contract("attention"))
+            gradients = attention_backward(
+                heads, heads, starts, 0, kv, 0, found, gradient_contract(contract("attention"))
+            )
             assert all(part.shape == (0, 2, 16) for part in gradients)

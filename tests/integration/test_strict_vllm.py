@@ -139,7 +139,7 @@ def test_evidence_names_operators_counts_and_contracts(vllm: Live, tp2: Live) ->
     assert "all_reduce" not in operators and strict(tp2.trace())["all_reduce"]["calls"] == 6 * steps
     assert trace.header.evidence["attention_backend"].endswith("StrictAttentionImpl")
     (patch,) = trace.header.evidence["strict"]["patches"]
-    assert patch["target"] == "vllm.v1.worker.gpu_model_runner.Sampler" and patch["versions"] == ["0.32"]
+    assert patch["target"] == "vllm.v1.worker.gpu_model_runner.Sampler" and patch["versions"] == ["0.32", "0.22"]
 
 
 def test_without_a_profile_nothing_of_vllm_is_replaced() -> None:

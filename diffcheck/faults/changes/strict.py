@@ -109,11 +109,12 @@ def attention(live: Live, scale: float = 1.0, sink: float | None = None) -> Iter
     own = live.operators
 
     def make(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(q: Tensor, positions: Any, kv: Any, factor: float | None) -> Tensor:
-            honest = attend(q, positions, kv, factor)
+        def run(q: Tensor, positions: Any, kv: Any, factor: float | None, window: int | None = None) -> Tensor:
+            honest = attend(q, positions, kv, factor, window)
             sinks = None if sink is None else np.full(q.shape[1], sink, np.float32)
             changed = (factor or 1 / float(np.sqrt(q.shape[2]))) * scale
-            found = ops.attention(_array(q), positions, kv, own.contracts["attention"], scale=changed, sinks=sinks)
+            asked = {"scale": changed, "sinks": sinks, "window": window}
+            found = ops.attention(_array(q), positions, kv, own.contracts["attention"], **asked)
             return _like(honest, found)
 
         return run

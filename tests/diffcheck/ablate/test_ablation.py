@@ -331,5 +331,5 @@ def test_the_command_says_it_in_words_and_in_json(bench: Bench, tmp_path: Path) 
     assert answer["together"]["logprobs"]["compared"] == verdict["logprobs"]["compared"] == 7
     assert {d["field"] for u in answer["units"] for d in u["differs_in"]} == {"rounding.normalised"}
     words = " ".join(done.stdout.replace("│", " ").split())
-    assert "3 operators of the rollout side in the train side's forward make all 7 logprobs equal" in words
+    assert "3 operators of rollout reference in train reference's forward make all 7 logprobs equal" in words
     assert "The set is minimal" in words and "Walking on" in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -58,8 +59,15 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(number: signal.Signals, tmp_path
     samples = tmp_path / "s.jsonl"
     samples.write_text(json.dumps({"prompt_token_ids": [1] * 200, "response_token_ids": [2] * 200}) + "\n")
     words = ["localize", "--rollout", "reference", "--train", "reference", "--samples", str(samples)]
+    # a shell that ran the tests in the background, or under nohup, may have had the signal ignored
+    listening = functools.partial(signal.signal, number, signal.SIG_DFL)
     process = subprocess.Popen(
-        command(*words), stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(scratch)
+        command(*words),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(scratch),
+        preexec_fn=listening,
     )
     assert process.stderr is not None
     while "reference forward" not in process.stderr.readline():
