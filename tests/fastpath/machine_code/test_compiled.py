@@ -174,7 +174,7 @@ REACHING_ALL = (
     *("rms_norm/bfloat16/residual", "qk_norm/bfloat16", "swiglu/bfloat16", "rope/bfloat16/halves", "rope/bfloat16"),
     *("residual_add/bfloat16", "embedding/bfloat16", "kv_cache/bfloat16", "attention/mfma-cdna3-g8/bfloat16/64/"),
     *("row_linear/mfma-cdna3-g8/bfloat16/64/bias", "lm_head_logprob/mfma-cdna3-g8/bfloat16/64", "logsumexp"),
-    *("logprob/bfloat16", "processed_logits"),
+    *("logprob/bfloat16", "all_logprobs", "processed_logits", "row_linear_norm/mfma-cdna3-g8"),
 )
 
 
