@@ -72,12 +72,14 @@ static inline float div_fixup(float q, float d, float n) {
 static inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 
 /* The correctly rounded value of a hardware approximation, moved by units in the last place on request. */
-static inline float approximation(machine *m, float exact) {
+static inline float approximation(machine *m, double exact) {
     m->approximations++;
-    exact = flushed(exact);
-    if (!m->approximate || !isfinite(exact) || exact == 0) return exact;
-    uint32_t moved = u32(exact) + (uint32_t)m->approximate;
-    return (moved & 0x7f800000) == 0x7f800000 || (moved & 0x7fffffff) == 0 ? exact : f32(moved);
+    float nearest = flushed((float)exact);
+    if (!m->approximate || !isfinite(nearest) || nearest == 0) return nearest;
+    /* the farthest value within one unit of the exact one: the nearest may already lie on that side */
+    if (m->approximate > 0 ? fabs((double)nearest) > fabs(exact) : fabs((double)nearest) < fabs(exact)) return nearest;
+    uint32_t moved = u32(nearest) + (uint32_t)m->approximate;
+    return (moved & 0x7f800000) == 0x7f800000 || (moved & 0x7fffffff) == 0 ? nearest : f32(moved);
 }
 
 static inline int32_t to_i32(float x) {
@@ -120,11 +122,11 @@ static inline int64_t med_i(int64_t a, int64_t b, int64_t c) {
 
 /* X(name, result) with floats a, b, c. */
 #define FLOAT_1(X) \
-    X(v_rcp_f32, approximation(m, 1 / flushed(a))) X(v_rcp_iflag_f32, approximation(m, 1 / flushed(a))) \
-    X(v_rsq_f32, approximation(m, (float)(1 / sqrt((double)flushed(a))))) X(v_sqrt_f32, approximation(m, sqrtf(flushed(a)))) \
-    X(v_exp_f32, approximation(m, (float)exp2((double)flushed(a)))) X(v_log_f32, approximation(m, (float)log2((double)flushed(a)))) \
-    X(v_sin_f32, approximation(m, (float)sin(6.283185307179586 * (double)a))) \
-    X(v_cos_f32, approximation(m, (float)cos(6.283185307179586 * (double)a))) \
+    X(v_rcp_f32, approximation(m, 1 / (double)flushed(a))) X(v_rcp_iflag_f32, approximation(m, 1 / (double)flushed(a))) \
+    X(v_rsq_f32, approximation(m, 1 / sqrt((double)flushed(a)))) X(v_sqrt_f32, approximation(m, sqrt((double)flushed(a)))) \
+    X(v_exp_f32, approximation(m, exp2((double)flushed(a)))) X(v_log_f32, approximation(m, log2((double)flushed(a)))) \
+    X(v_sin_f32, approximation(m, sin(6.283185307179586 * (double)a))) \
+    X(v_cos_f32, approximation(m, cos(6.283185307179586 * (double)a))) \
     X(v_floor_f32, floorf(a)) X(v_ceil_f32, ceilf(a)) X(v_trunc_f32, truncf(a)) X(v_rndne_f32, rintf(a)) \
     X(v_fract_f32, a - floorf(a))
 #define FLOAT_2(X) \
