@@ -113,7 +113,7 @@ def attention(live: Live, scale: float = 1.0, sink: float | None = None) -> Iter
             honest = attend(q, positions, kv, factor, window)
             sinks = None if sink is None else np.full(q.shape[1], sink, np.float32)
             changed = (factor or 1 / float(np.sqrt(q.shape[2]))) * scale
-            asked = {"scale": changed, "sinks": sinks, "window": window}
+            asked: dict[str, Any] = {"scale": changed, "sinks": sinks, "window": window}
             found = ops.attention(_array(q), positions, kv, own.contracts["attention"], **asked)
             return _like(honest, found)
 
