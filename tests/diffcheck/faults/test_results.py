@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +61,15 @@ def test_other_engines_sections_are_left_alone(tmp_path: Path) -> None:
     assert list(json.loads(path.read_text())["engines"]) == ["reference", "vllm"]
 
 
-def test_an_outcome_of_an_interrupted_search_is_not_kept(tmp_path: Path) -> None:
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C interrupts, as in a terminal: a shell starts its background jobs with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_outcome_of_an_interrupted_search_is_not_kept(tmp_path: Path, listening: None) -> None:
     """The search swallows Ctrl-C and answers with what it has; the library stops all the same."""
 
     def interrupted() -> Outcome:
@@ -68,7 +77,6 @@ def test_an_outcome_of_an_interrupted_search_is_not_kept(tmp_path: Path) -> None
             signal.raise_signal(signal.SIGINT)
         return MISSED
 
-    # Not always Python's own: a shell starts its background jobs with the signal ignored.
     handler = signal.getsignal(signal.SIGINT)
     results = Results(tmp_path / "faults.json", "rlk-diff faults --all")
     results.resume("vllm")
