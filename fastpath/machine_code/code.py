@@ -86,7 +86,7 @@ class Code:
 
     @cached_property
     def operations(self) -> Counter[str]:
-        """Floating-point operations of the LLVM code, elements of a vector counted one by one."""
+        """Floating-point operations of the LLVM code, elements of a vector counted one by one; ``fdiv.f64`` of double."""
         found: Counter[str] = Counter()
         for line in self.llir.splitlines():
             call = re.search(r"= (?:tail |musttail |notail )*call [^@]*(?<=[ >])@(llvm\.[a-z0-9_.]+)", line)
@@ -96,7 +96,7 @@ class Code:
                 found[re.sub(r"\.v\d+(f\d+)", r".\1", name)] += int(lanes[1]) if lanes else 1
             elif plain:
                 lanes = re.search(r"<(\d+) x", plain[2])
-                found[plain[1]] += int(lanes[1]) if lanes else 1
+                found[plain[1] + (".f64" if "double" in plain[2] else "")] += int(lanes[1]) if lanes else 1
         return found
 
 
