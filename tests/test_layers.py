@@ -51,7 +51,7 @@ def test_a_room_has_few_entries() -> None:
 
 
 #: Specification only.
-NO_KERNEL = {"entropy", "moe_combine", "moe_router"}
+NO_KERNEL = {"moe_combine", "moe_router"}
 
 
 def test_an_operator_has_one_file_name_everywhere() -> None:

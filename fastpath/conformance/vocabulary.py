@@ -15,6 +15,7 @@ from fastpath.backend import DTYPES, INTERPRETED, current_target
 from fastpath.conformance.frame import Case, Comparison, compare, to_device, to_numpy
 from fastpath.conformance.inputs import KINDS, values
 from fastpath.products.lm_head import lm_head_logprob
+from fastpath.rows.entropy import FORMULAS, entropy, entropy_backward
 from fastpath.rows.logprob import logprob, logprob_gradient
 from fastpath.rows.logsumexp import finish, logsumexp, row_maximum, segment_sums
 from fastpath.rows.processed_logits import processed_logits, processed_logits_backward
@@ -34,6 +35,7 @@ def cases() -> Iterator[Case]:
     yield Case("logsumexp/values", _logsumexp)
     yield Case("logsumexp/ranks", _ranks)
     yield Case("logprob/gradient", _gradient)
+    yield Case("entropy/values", _entropy)
     yield Case("processed_logits/settings", _processed)
     for unit in current_target().units:
         for dtype in DTYPES if unit == "fma32-seq" else ("bfloat16",):
@@ -102,6 +104,26 @@ def _gradient() -> Iterable[Comparison]:
 def _expected_gradient(x: Float32Array, targets: Any, value: Any, upstream: Any, dtype: str) -> Float32Array:
     own: Any = gradients.gradient_contract(_contracts()[2])
     return narrow(gradients.logprob_backward(upstream, x, targets, value, own), dtype)
+
+
+def _entropy() -> Iterable[Comparison]:
+    chosen = profile("strict-v1")
+    contract: Any = chosen.contract("entropy")
+    sums: Any = chosen.contract("logsumexp")
+    of: Any = gradients.gradient_contract(contract)
+    for tokens, vocabulary in SHAPES:
+        for kind in ("normal", "nan") if INTERPRETED else ("normal", "wide", "infinity", "nan"):
+            x = _logits(kind, tokens, vocabulary)
+            x[:, vocabulary // 2 + 1 :: 3] = -np.inf  # masked, as top-k and top-p leave them
+            expected, got = operators.logsumexp(x, sums), logsumexp(to_device(x), sums)
+            upstream = values("wide", (tokens,), "float32", 2)
+            for formula in FORMULAS:
+                own = contract.override("order.formula", formula)
+                nats, found = operators.entropy(x, expected, own, sums), entropy(to_device(x), got, own, sums)
+                yield compare(f"{kind} {tokens}x{vocabulary} {formula}", found, nats)
+            want = gradients.entropy_backward(upstream, x, expected.value, nats, of)
+            back = entropy_backward(to_device(upstream), to_device(x), to_device(expected.value), to_device(nats), of)
+            yield compare(f"{kind} {tokens}x{vocabulary} gradient", back, want)
 
 
 def _processed() -> Iterable[Comparison]:

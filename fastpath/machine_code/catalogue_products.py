@@ -20,6 +20,7 @@ from fastpath.products.linear import (
 from fastpath.products.lm_head import lm_head, lm_head_logprob
 from fastpath.products.row_linear import row_linear, row_linear_partial
 from fastpath.products.row_linear_norm import row_linear_norm
+from fastpath.rows.entropy import FORMULAS, entropy, entropy_backward
 from fastpath.rows.logprob import all_logprobs, logprob, logprob_gradient
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits, processed_logits_backward
@@ -94,11 +95,15 @@ def _head(unit: str, name: str) -> Iterator[Call]:
         yield Call(f"lm_head_logprob/{label}", partial(lm_head_logprob, x, w, targets, *contracts), unit)
 
 
+#: Operators of rows of logits, and the merge of ranks.
+OF_ROWS = ("logsumexp", "logprob", "entropy", "processed_logits", "all_reduce")
+
+
 def _vocabulary() -> Iterator[Call]:
     logits = empty(64, VOCABULARY, dtype=torch.float32)
     column = empty(64, dtype=torch.float32)
     targets = empty(64, dtype=torch.int64)
-    of = {name: contract(name, "bfloat16") for name in ("logsumexp", "logprob", "processed_logits", "all_reduce")}
+    of = {name: contract(name, "bfloat16") for name in OF_ROWS}
     lse = LogsumexpResult(column, column, column)
     yield Call("logsumexp", partial(logsumexp, logits, of["logsumexp"]))
     yield Call("logsumexp/short", partial(logsumexp, logits[:, :700].contiguous(), of["logsumexp"]))
@@ -109,6 +114,11 @@ def _vocabulary() -> Iterator[Call]:
     for name, dtype in DTYPES.items():
         slopes = partial(logprob_gradient, logits, targets, column, column, gradient("logprob", "float32"), dtype)
         yield Call(f"logprob/{name}/gradient", slopes)
+    for formula in FORMULAS:
+        own = of["entropy"].override("order.formula", formula)
+        yield Call(f"entropy/{formula}", partial(entropy, logits, lse, own, of["logsumexp"]))
+    of_nats = partial(entropy_backward, column, logits, column, column, gradient("entropy", "float32"))
+    yield Call("entropy/gradient", of_nats)
     for order in ("ascending", "descending"):
         own = of["processed_logits"].override("order.top_p", order)
         yield Call(f"processed_logits/{order}", partial(processed_logits, logits, own, 0.7, 40, 0.9))

@@ -42,6 +42,7 @@ EXPECTATIONS: dict[str, Expectation] = {
     "lm_head": _PRODUCT,
     "logprob": _PRODUCT,
     "logsumexp": PLAIN,
+    "entropy": Expectation(division=True),
     "processed_logits": Expectation(division=True),
     "all_reduce": PLAIN,
     "all_gather": PLAIN,

@@ -17,6 +17,7 @@ import triton.language as tl
 from fastpath.backend import launch, require_fields, require_tensor
 from fastpath.collectives.all_reduce import gather
 from fastpath.primitives import LOWEST, exp, log, ordered, pairs_tree, unordered
+from reference.contract.base import Contract
 from reference.operators.logsumexp import LogsumexpContract
 
 LANES = {"lanes-tree-64": 64, "lanes-tree-256": 256, "lanes-tree-1024": 1024}
@@ -57,9 +58,21 @@ def merge_maxima_kernel(maxima, maximum, parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_kernel(
-    logits, maximum, sums, columns, width, first_segment, segments, LANES: tl.constexpr, UNROLL: tl.constexpr
+    logits,
+    maximum,
+    sums,
+    columns,
+    width,
+    first_segment,
+    segments,
+    TERM: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
-    """sums[row, segment]: sum of exp(logit - maximum) over the segment's columns, in LANES lanes and a tree."""
+    """sums[row, segment]: sum of a term over the segment's columns, in LANES lanes and a tree.
+
+    The term of a logit x, with e = exp(x - maximum), is e (TERM 0), e * (x - maximum) (1) or e * x (2).
+    """
     row, segment = tl.program_id(0).to(tl.int64), first_segment + tl.program_id(1)
     first = segment * width
     last = min(first + width, columns)
@@ -71,7 +84,13 @@ def sum_kernel(
             column = start + chunk * LANES + lane
             # a missing column adds exp(-inf) = +0, which no sum that began at +0 can tell
             x = tl.load(logits + row * columns + column, mask=column < last, other=float("-inf"))
-            total += tl.where(column < last, exp(x - largest), 0.0)
+            shifted = x - largest
+            term = exp(shifted)
+            if TERM != 0:
+                factor = shifted if TERM == 1 else x
+                # a masked column adds 0, not 0 * -inf
+                term = tl.where(factor == float("-inf"), 0.0, term * factor)
+            total += tl.where(column < last, term, 0.0)
     tree = pairs_tree(tl.reshape(total, [1, LANES]), 1, LANES)
     tl.store(sums + row * segments + segment + tl.arange(0, 1), tree)
 
@@ -141,9 +160,19 @@ def merge_maxima(maxima: torch.Tensor, contract: LogsumexpContract) -> torch.Ten
 
 
 def segment_sums(
-    logits: torch.Tensor, maximum: torch.Tensor, contract: LogsumexpContract, ranks: int = 1
+    logits: torch.Tensor,
+    maximum: torch.Tensor,
+    contract: LogsumexpContract,
+    ranks: int = 1,
+    *,
+    term: int = 0,
+    of: Contract | None = None,
 ) -> torch.Tensor:
     """Sum of exp(logit - maximum) over each segment of this rank's columns: float32 [tokens, segments / ranks].
+
+    Args:
+        term: what is added instead, as `sum_kernel` says.
+        of: the contract that is served, where it is not the log-sum-exp's.
 
     Raises:
         ValueError: an empty vocabulary; segments that the ranks cannot share, or columns that they share unequally.
@@ -161,8 +190,8 @@ def segment_sums(
         for lanes, first, count in _lane_groups(columns, width, segments, LANES[contract.order.sum]):
             arguments = (logits, maximum, sums, columns, width, first, segments)
             options = {"num_warps": max(1, lanes // 128)}
-            constants = {"LANES": lanes, "UNROLL": 4}
-            launch(sum_kernel, (rows, count), *arguments, contract=contract, options=options, **constants)
+            constants = {"TERM": term, "LANES": lanes, "UNROLL": 4}
+            launch(sum_kernel, (rows, count), *arguments, contract=of or contract, options=options, **constants)
     return sums
 
 

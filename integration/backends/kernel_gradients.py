@@ -11,13 +11,13 @@ from fastpath.attention.attention import AttentionResult, Packed, attention
 from fastpath.attention.attention_backward import attention_backward
 from fastpath.products import linear
 from fastpath.rows.embedding import embedding_backward
+from fastpath.rows.entropy import entropy_backward
 from fastpath.rows.logprob import logprob_gradient
 from fastpath.rows.processed_logits import processed_logits_backward
 from fastpath.rows.qk_norm import merge_heads, qk_norm_backward
 from fastpath.rows.rms_norm import rms_norm_backward
 from fastpath.rows.rope import RopeTable, rope_backward
 from fastpath.rows.swiglu import swiglu_backward
-from integration.backends.interface import BackendError
 
 Tensor = Any
 
@@ -117,8 +117,9 @@ class KernelGradients:
         return logprob_gradient(logits, targets, value, grad.contiguous(), contract, torch.float32)
 
     def entropy_backward(self, grad: Tensor, logits: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
-        """Not there: entropy has no kernel."""
-        raise BackendError("entropy has no kernel: compute it on the CPU")
+        """Gradient of the logits [rows, vocabulary]; ``value`` is the log-sum-exp, ``entropy`` in nats."""
+        contract = self.contracts["entropy_backward"]
+        return entropy_backward(grad.contiguous(), logits, value, entropy, contract)
 
 
 def _rows(x: Tensor) -> Tensor:

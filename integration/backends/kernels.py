@@ -19,6 +19,7 @@ from fastpath.attention.kv_cache import write_cache
 from fastpath.autograd import inference, products, rows
 from fastpath.backend import UnsupportedError, current_target
 from fastpath.products.row_linear import row_linear_merge, row_linear_partial
+from fastpath.rows.entropy import entropy
 from fastpath.rows.logprob import all_logprobs, logprob
 from fastpath.rows.logsumexp import LogsumexpResult, logsumexp
 from fastpath.rows.processed_logits import processed_logits
@@ -220,7 +221,8 @@ class KernelOperators(KernelGradients):
 
     def entropy(self, logits: Tensor, lse: Logsumexp) -> Tensor:
         """Entropy [rows] of the softmax of ``logits``, in nats."""
-        raise BackendError("entropy has no kernel: compute it on the CPU")
+        own = (self.contracts["entropy"], self.contracts["logsumexp"])
+        return entropy(logits, LogsumexpResult(*lse), *own)
 
     def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         """Attention of whole sequences: q [tokens, batch, heads, head_dim], k and v with their KV heads.

@@ -29,6 +29,7 @@ CASES = {
     "lm_head": ("lm_head_logprob/fma32-seq/float32/gradient",),
     "logsumexp": ("logsumexp/values",),
     "logprob": ("logprob/gradient",),
+    "entropy": ("entropy/values",),
     "processed_logits": ("processed_logits",),
 }
 

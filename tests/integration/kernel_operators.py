@@ -43,7 +43,10 @@ def logprobs(own: Any, top_k: Any, top_p: Any) -> Tensor:
     logits = own.processed_logits(own.processed_logits(random(6, 50) * 4, temperature), 1.0, top_k, top_p)
     lse = own.logsumexp(logits)
     chosen = own.logprob(logits, torch.arange(6), lse)
-    return torch.cat([logits, own.all_logprobs(logits, lse), *(part[:, None] for part in (*lse, chosen))], dim=1)
+    nats = own.entropy(logits, lse)
+    slopes = own.entropy_backward(torch.arange(6.0) - 2.5, logits, lse[0], nats)
+    rows = (part[:, None] for part in (*lse, chosen, nats))
+    return torch.cat([logits, own.all_logprobs(logits, lse), slopes, *rows], dim=1)
 
 
 def paged(own: Any) -> Tensor:
