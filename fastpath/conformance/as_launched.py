@@ -57,11 +57,11 @@ def _on(dtype: str, *arrays: Float32Array) -> list[torch.Tensor]:
 def _rms_norm(dtype: str) -> Iterator[Comparison]:
     own, weight = gradient("rms_norm", dtype), values("normal", (HIDDEN,), dtype, 4)
     x, residual, dy = (values("normal", (TOKENS, HIDDEN), dtype, seed) for seed in (1, 2, 3))
-    on = _on(dtype, dy, x, weight, residual)
-    for name, extra, extra_on in (("", None, None), (" with residual", residual, on[3])):
+    dy_on, x_on, weight_on, residual_on = _on(dtype, dy, x, weight, residual)
+    for name, extra, extra_on in (("", None, None), (" with residual", residual, residual_on)):
         batch = None if extra is None else extra[None]
         want = gradients.rms_norm_backward(dy[None], x[None], weight, EPSILON, own, None, batch)
-        got = rms_norm_backward(*on[:3], EPSILON, own, extra_on)
+        got = rms_norm_backward(dy_on, x_on, weight_on, EPSILON, own, extra_on)
         yield compare(f"gradient of x{name}", got.x, want.x[0])
         yield compare(f"gradient of weight{name}", got.weight, want.weight)
 
@@ -70,21 +70,19 @@ def _qk_norm(dtype: str) -> Iterator[Comparison]:
     norm, own = contract("qk_norm", dtype), gradient("qk_norm", dtype)
     x, dy = (values("normal", (TOKENS, HEADS, HEAD_DIM), dtype, seed) for seed in (1, 2))
     weight = values("normal", (HEAD_DIM,), dtype, 3)
-    on = _on(dtype, dy, x, weight)
-    yield compare("output", qk_norm(on[1], on[2], EPSILON, norm), reference.qk_norm(x, weight, EPSILON, norm))
+    dy_on, x_on, weight_on = _on(dtype, dy, x, weight)
+    yield compare("output", qk_norm(x_on, weight_on, EPSILON, norm), reference.qk_norm(x, weight, EPSILON, norm))
     batch = [np.ascontiguousarray(part.reshape(-1, 2, HEADS, HEAD_DIM).swapaxes(0, 1)) for part in (dy, x)]
-    want = gradients.qk_norm_backward(*batch, weight, EPSILON, own)
-    got = qk_norm_backward(*on, EPSILON, own, sequences=2)
+    want = gradients.qk_norm_backward(batch[0], batch[1], weight, EPSILON, own)
+    got = qk_norm_backward(dy_on, x_on, weight_on, EPSILON, own, sequences=2)
     yield compare("gradient of x", got.x, want.x.swapaxes(0, 1).reshape(x.shape).copy())
     yield compare("gradient of weight", merge_heads(got.weight, own), gradients.merge_heads(want.weight, own))
 
 
 def _bias(dtype: str) -> Iterator[Comparison]:
     own, grad = gradient("linear", dtype), values("cancelling", (2 * TOKENS, HIDDEN), dtype, 1)
-    want = gradients.bias_gradient(
-        np.ascontiguousarray(grad.reshape(-1, 2, HIDDEN).swapaxes(0, 1)), own.partition.rows
-    )
-    yield compare("gradient of bias", bias_gradient(*_on(dtype, grad), own, sequences=2), want)
+    want = gradients.bias_gradient(np.ascontiguousarray(grad.reshape(-1, 2, HIDDEN).swapaxes(0, 1)), own.partition.rows)
+    yield compare("gradient of bias", bias_gradient(_on(dtype, grad)[0], own, sequences=2), want)
 
 
 def _rotations(dtype: str) -> Iterator[tuple[str, Any, Any, torch.Tensor, Any]]:
@@ -109,17 +107,17 @@ def _rope(dtype: str) -> Iterator[Comparison]:
 
 def _qk_norm_rope(dtype: str) -> Iterator[Comparison]:
     x, weight = values("normal", (TOKENS, HEADS, HEAD_DIM), dtype, 1), values("normal", (HEAD_DIM,), dtype, 2)
-    norm, on = contract("qk_norm", dtype), _on(dtype, x, weight)
+    norm, (x_on, weight_on) = contract("qk_norm", dtype), _on(dtype, x, weight)
     for pairing, own, table, positions, rows in _rotations(dtype):
         expected = reference.rope(reference.qk_norm(x, weight, EPSILON, norm), rows, own)
-        yield compare(pairing, qk_norm_rope(*on, positions, table, EPSILON, norm, own), expected)
+        yield compare(pairing, qk_norm_rope(x_on, weight_on, positions, table, EPSILON, norm, own), expected)
 
 
 def _packed(dtype: str) -> Iterator[Comparison]:
     rotated = HEADS + KV_HEADS
     qkv = values("normal", (TOKENS, (rotated + KV_HEADS) * HEAD_DIM), dtype, 1)
     weights = [values("normal", (HEAD_DIM,), dtype, seed) for seed in (2, 3)]
-    norm, on = contract("qk_norm", dtype), _on(dtype, qkv, *weights)
+    norm, (qkv_on, q_on, k_on) = contract("qk_norm", dtype), _on(dtype, qkv, *weights)
     x = np.ascontiguousarray(qkv[:, : rotated * HEAD_DIM]).reshape(TOKENS, rotated, HEAD_DIM)
     parts = (np.ascontiguousarray(x[:, :HEADS]), np.ascontiguousarray(x[:, HEADS:]))
     _, own, table, positions, rows = next(_rotations(dtype))
@@ -127,7 +125,7 @@ def _packed(dtype: str) -> Iterator[Comparison]:
         reference.rope(reference.qk_norm(part, weight, EPSILON, norm), rows, own)
         for part, weight in zip(parts, weights, strict=True)
     ]
-    got = packed_qk_norm_rope(*on, positions, table, HEADS, KV_HEADS, EPSILON, norm, own)
+    got = packed_qk_norm_rope(qkv_on, q_on, k_on, positions, table, HEADS, KV_HEADS, EPSILON, norm, own)
     yield compare("queries and keys", got, np.concatenate(expected, 1))
 
 

@@ -69,8 +69,8 @@ def _norm(unit: str, dtype: str) -> Iterator[Comparison]:
     own, norm, tokens, inputs = contract("row_linear", dtype, unit), contract("rms_norm", dtype), 8, 1024
     x, w = values("normal", (tokens, inputs), dtype, 1), values("normal", (HIDDEN, inputs), dtype, 2)
     residual, weight = values("normal", (tokens, HIDDEN), dtype, 3), values("normal", (HIDDEN,), dtype, 4)
-    on = [to_device(part, DTYPES[dtype]) for part in (x, w, residual, weight)]
-    got = row_linear_norm(*on, EPSILON, own, norm)
+    x_on, w_on, residual_on, weight_on = (to_device(part, DTYPES[dtype]) for part in (x, w, residual, weight))
+    got = row_linear_norm(x_on, w_on, residual_on, weight_on, EPSILON, own, norm)
     want = reference.rms_norm(reference.row_linear(x, w, own), weight, EPSILON, norm, residual)
     yield compare("output", got.output, want.output)
     assert got.residual is not None
@@ -82,12 +82,13 @@ def _head(unit: str, dtype: str) -> Iterator[Comparison]:
     w = values("normal", (VOCABULARY, inputs), dtype, 2)
     for tokens in (1, 8, 64, 128, 256, 4096):
         x = values("normal", (min(tokens, MANY), inputs), dtype, tokens)
+        x_on, w_on = to_device(x, DTYPES[dtype]), to_device(w, DTYPES[dtype])
         expected = reference.lm_head(x, w, own)
         # as with Qwen3-8B's vocabulary: a weight of float32, and 4096 rows of logits, are beyond 2 GiB
         logits = (torch.float32, expected.shape)
         vast = {(torch.float32, w.shape), *({logits} if tokens == 4096 else ())}
         with schedules.as_if(tokens), as_if_vast(vast):
-            yield compare(f"{tokens}", lm_head(*(to_device(part, DTYPES[dtype]) for part in (x, w)), own), expected)
+            yield compare(f"{tokens}", lm_head(x_on, w_on, own), expected)
 
 
 def _rows_of_logits(columns: int) -> Any:

@@ -371,7 +371,9 @@ class _Instruction:
             name, sources[2] = name.replace("fmac", "fma"), FIRST_VECTOR + self.record["dst"]
             wide = _DOUBLE.get(name, wide)
         count = sum(self.inst.operands.get(f"src{k}") is not None for k in range(3)) or 3
-        self._vector(name, sources[: max(count, 3 if name in ("v_fma_f32", "v_fma_f64", "v_cndmask_b32") else count)], wide)
+        if name in ("v_fma_f32", "v_fma_f64", "v_cndmask_b32"):
+            count = 3
+        self._vector(name, sources[:count], wide)
         return None
 
     def _vop3_compare(self) -> None:

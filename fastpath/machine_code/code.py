@@ -55,13 +55,13 @@ def within_32_bits(tensor: torch.Tensor) -> bool:
     """What Triton asks of a tensor for AMD before it addresses by 32-bit offsets: its whole storage is below 2 GiB."""
     if _vast and (tensor.dtype, tuple(tensor.shape)) in _vast[-1]:
         return False
-    return tensor.untyped_storage().nbytes() < 2**31
+    return bool(tensor.untyped_storage().nbytes() < 2**31)
 
 
 def aligned_to_16(value: object) -> bool:
     """Whether the compiler may take an address, or an integer, for a multiple of 16."""
     if isinstance(value, torch.Tensor):
-        return value.data_ptr() % 16 == 0
+        return bool(value.data_ptr() % 16 == 0)
     return type(value) is int and value % 16 == 0
 
 
@@ -114,7 +114,7 @@ class Code:
 
     @cached_property
     def operations(self) -> Counter[str]:
-        """Floating-point operations of the LLVM code, elements of a vector counted one by one; ``fdiv.f64`` of double."""
+        """Floating-point operations of the LLVM code, elements of a vector one by one; ``fdiv.f64`` of double."""
         found: Counter[str] = Counter()
         for line in self.llir.splitlines():
             call = re.search(r"= (?:tail |musttail |notail )*call [^@]*(?<=[ >])@(llvm\.[a-z0-9_.]+)", line)

@@ -25,8 +25,8 @@ from fastpath.emulation.build import library, operations
 from fastpath.emulation.translate import TranslationError, translate
 from fastpath.machine_code.catalogue import contract
 from fastpath.machine_code.code import compile_plan
-from fastpath.primitives import div_rn
 from fastpath.measure.operands import KINDS, operands
+from fastpath.primitives import div_rn
 from reference.checks import Float32Array
 from reference.dot import UNITS
 from reference.formats import FORMATS
@@ -86,10 +86,11 @@ def wrong_quotients(kernel: Any, x: Float32Array, y: Float32Array, approximate: 
 
 @pytest.mark.parametrize("approximate", [-1, 0, 1])
 def test_division_is_ieee_s(approximate: int) -> None:
-    """All exponents, subnormal quotients and operands, infinities, zeros and NaN; estimates off as far as documented."""
+    """All exponents, subnormals, infinities, zeros and NaN; estimates as far off as they are documented to be."""
     rng = np.random.default_rng(approximate + 1)
     x, y = (rng.integers(0, 2**32, 1 << 19, dtype=np.uint64).astype(np.uint32).view(np.float32) for _ in range(2))
-    y[::3] = np.ldexp(x[::3], rng.integers(100, 149, len(x[::3]))).astype(np.float32)  # quotients around the smallest
+    with np.errstate(all="ignore"):  # quotients around the smallest
+        y[::3] = np.ldexp(x[::3], rng.integers(100, 149, len(x[::3]))).astype(np.float32)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, 2.0**-149, 2.0**127, 3.4e38], np.float32)
     x[:81], y[:81] = np.repeat(special, 9), np.tile(special, 9)
     assert wrong_quotients(quotients, x, y, approximate) == 0
