@@ -93,7 +93,7 @@ _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
 
 
-def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` with `_RUN_OPTIONS` besides its own; it finds them in its context.
 
     typer reads options from a signature and from nowhere else, and two commands that write them out drift apart.
@@ -134,7 +134,7 @@ def _options(
     _debug = debug
 
 
-def _settings(context: typer.Context) -> RunSettings:
+def run_settings(context: typer.Context) -> RunSettings:
     """The command's options as settings; their names are the same."""
     given = dict(context.params)
     _one_of("--phase", given["phase"], ("decode", "prefill"))
@@ -174,7 +174,7 @@ def _layer_range(text: str | None) -> tuple[int, int] | None:
 
 
 @app.command()
-@_with_run_options
+@with_run_options
 def localize(
     context: typer.Context,
     rollout: Annotated[
@@ -218,7 +218,7 @@ def localize(
     """
     from diffcheck.runs import run_localize
 
-    settings = _settings(context)
+    settings = run_settings(context)
     _check_outputs(json_out, html)
     with ProgressLine(_errors) as progress:
         verdict, _ = run_localize(settings, rollout, train, progress)
@@ -226,7 +226,7 @@ def localize(
 
 
 @app.command()
-@_with_run_options
+@with_run_options
 def capture(
     context: typer.Context,
     engine: Annotated[str, typer.Option("--engine", help=_ENGINE_NAMES)],
@@ -247,7 +247,7 @@ def capture(
     from diffcheck.runs import run_capture
 
     _one_of("--engine", engine, (*ENGINES, RECORDED))
-    settings = _settings(context)
+    settings = run_settings(context)
     for path in (samples_out, out):
         if path:
             check_writable(path) if path is samples_out else path.parent.mkdir(parents=True, exist_ok=True)
