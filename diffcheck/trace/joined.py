@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffcheck.base.bits import UIntArray
+from diffcheck.base.bits import UIntArray, digest_of_rows
 from diffcheck.base.samples import Sample
 from diffcheck.trace.reader import Trace
-from diffcheck.trace.schema import Header
+from diffcheck.trace.schema import BoundaryEntry, Header
 
 IntArray = npt.NDArray[np.int64]
 
@@ -60,7 +60,8 @@ def samples_of(trace: Trace) -> list[Sample]:
 
 
 class JoinedTrace(Trace):
-    """A trace with its samples in another order. Nothing is copied: rows are found where they lie.
+    """A trace with its samples in another order, or with some of them only. Nothing is copied: rows are found where
+    they lie.
 
     Args:
         order: for each sample here, its number there.
@@ -75,6 +76,14 @@ class JoinedTrace(Trace):
         # A boundary holds a row for every position fed forward, or for every response token.
         self._rows = {sum(n): _rows(n, self.order) for n in lengths}
         self.header = _reordered(self.header, self.order)
+        if len(self.order) < len(samples):
+            self.header.boundaries = {name: self._part(name) for name in self.header.boundaries}
+
+    def _part(self, boundary: str) -> BoundaryEntry:
+        """The entry of a boundary of which some rows are left out."""
+        entry = self._plain.entry(boundary)
+        digests = self._plain.digests(boundary)[self._order(boundary)]
+        return replace(entry, shape=(digests.shape[0], entry.shape[1]), sha256=digest_of_rows(digests))
 
     def digests(self, boundary: str) -> npt.NDArray[np.uint8]:
         digests = self._plain.digests(boundary)
@@ -109,7 +118,7 @@ class JoinedTrace(Trace):
             yield rows, bits
 
     def _order(self, boundary: str) -> IntArray:
-        rows = self.entry(boundary).shape[0]
+        rows = self._plain.entry(boundary).shape[0]
         return self._rows.get(rows, np.arange(rows))
 
     def _stored(self, boundary: str) -> tuple[IntArray, IntArray]:
@@ -118,7 +127,7 @@ class JoinedTrace(Trace):
         stored = self._plain.stored_rows(boundary)
         if stored is None:
             return np.arange(order.size), order
-        at = np.full(order.size, -1, np.int64)
+        at = np.full(self._plain.entry(boundary).shape[0], -1, np.int64)
         at[stored] = np.arange(stored.size)
         place = at[order]
         logical = np.flatnonzero(place >= 0)
@@ -136,7 +145,7 @@ def _reordered(header: Header, order: Sequence[int]) -> Header:
     lists = ("token_ids", "target_ids", "positions", "active")
     moved: dict[str, Any] = {name: [getattr(record, name)[i] for i in order] for name in lists if getattr(record, name)}
     slots = record.kv.slots
-    kv = replace(record.kv, slots=[slots[i] for i in order]) if len(slots) == len(order) else record.kv
+    kv = replace(record.kv, slots=[slots[i] for i in order]) if len(slots) == len(header.samples) else record.kv
     return replace(
         header,
         samples=[header.samples[i] for i in order],
