@@ -1,8 +1,8 @@
 """Write the SHA-256 of every wheel into the lock files: ``python -m tools.lock requirements/dev.txt ...``
 
 Each file lists ``name==version``; pip says which wheel it would take for each on this platform, and the wheel's digest
-from the index, and nothing is installed. ``--also NAME`` takes PyPI's digest too, where the configured index has another
-build of the same version (torch: the CPU's build, and PyPI's).
+from the index, and nothing is installed. ``--also NAME`` takes PyPI's digest too, where the configured index has
+another build of the same version (torch: the CPU's build, and PyPI's).
 """
 
 from __future__ import annotations
