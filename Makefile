@@ -47,7 +47,7 @@ $(MODEL): | $(STAMP)
 	@touch $@
 
 lock: $(STAMP) ## Write the wheels' digests into requirements/ again, after a version was changed there
-	$(BIN)/python -m tools.lock --also torch requirements/*.txt
+	$(BIN)/python -m tools.lock requirements/*.txt
 
 test: $(STAMP) $(CLANG) $(OTHER_TRITON) $(MODEL) ## Lint, types and the default tests
 	@$(MAKE) --no-print-directory lint

@@ -51,12 +51,9 @@ def test_this_environment_is_the_locked_one() -> None:
 
 
 def test_digests_are_written_beside_their_pins() -> None:
-    text = "# Why.\nB_b==2 \\\n    --hash=sha256:00\na==1\n"
-    found = [{"b-b": ("2", "11"), "a": ("1", "22")}, {"a": ("1", "33")}]
-    written = lock.locked(text, found)
-    assert written == (
-        "# Why.\nB_b==2 \\\n    --hash=sha256:11\na==1 \\\n    --hash=sha256:22 \\\n    --hash=sha256:33\n"
-    )
+    found = {"b-b": ("2", "11"), "a": ("1", "22")}
+    written = lock.locked("# Why.\nB_b==2 \\\n    --hash=sha256:00\na==1\n", found)
+    assert written == "# Why.\nB_b==2 \\\n    --hash=sha256:11\na==1 \\\n    --hash=sha256:22\n"
     assert lock.locked(written, found) == written
 
 
