@@ -35,6 +35,8 @@ EXPECTATIONS: dict[str, Expectation] = {
     "rope": PLAIN,
     "swiglu": Expectation(division=True),
     "residual_add": PLAIN,
+    "moe_router": Expectation(division=True),
+    "moe_combine": PLAIN,
     "kv_cache": PLAIN,
     "attention": Expectation(division=True, matrix=True),
     "linear": _PRODUCT,

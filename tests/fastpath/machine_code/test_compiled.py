@@ -20,6 +20,7 @@ from fastpath.machine_code.code import Code, compile_plan
 from fastpath.machine_code.rules import EXPECTATIONS, RULES
 from reference.contract.base import CONTRACTS, GRADIENTS
 from tests.fastpath.machine_code import wrong_kernels as wrong
+from tests.schemas import conforms
 
 ROOT = Path(__file__).parents[3]
 #: Unit of the matrix instruction of each target.
@@ -196,6 +197,7 @@ def test_other_triton_release(tmp_path: Path) -> None:
     done = other_release("--only", ",".join(REACHING_ALL), "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
+    conforms("machine-code", found)
     assert found["triton"] != triton.__version__
     every = {launch.kernel.fn.__name__ for _, launch in planned("gfx942", calls())}
     assert {entry["kernel"] for entry in found["reports"]} == every
