@@ -13,14 +13,16 @@ FAST := tests/test_layers.py tests/reference/operators tests/reference/reduction
 	tests/integration/grpo/test_buffer.py tests/integration/grpo/test_metrics.py tests/integration/grpo/test_config.py
 # The other Triton release whose compiled code is checked: for the tests, beside the environment, never in it.
 OTHER_TRITON := $(VENV)/triton-3.6.0
+# The trained model of some tests; its 93 MB are fetched once.
+MODEL := $(VENV)/.rlk-model
 
-.PHONY: help setup localize test test-fast test-exhaustive test-gfx942 lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
+.PHONY: help setup clang lock localize test test-fast test-exhaustive test-gfx942 lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
 .DEFAULT_GOAL := help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## The environment: both engines on the CPU, linters, test oracles (about 2 minutes, 4 GB)
+setup: $(STAMP) $(OTHER_TRITON) $(MODEL) $(CLANG) ## Everything that is ever fetched; afterwards all targets work offline (3 minutes, 4.5 GB)
 
 $(STAMP): requirements/engines-cpu.txt requirements/report.txt requirements/dev.txt pyproject.toml tools/setup.sh
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV)
@@ -29,14 +31,25 @@ $(STAMP): requirements/engines-cpu.txt requirements/report.txt requirements/dev.
 localize: $(STAMP) ## Name the first boundary at which real vLLM and real Megatron-core diverge, and why
 	@$(BIN)/rlk-diff localize --infer $(ARGS); code=$$?; [ $$code -eq 0 ] || [ $$code -eq 1 ] || exit $$code
 
-$(CLANG): tools/install-clang.sh
+clang: ## The compiler of the HIP sources: asks before it uses apt-get (RLK_APT=yes answers for you)
+	@rm -f $(CLANG) && $(MAKE) --no-print-directory $(CLANG)
+
+$(CLANG): tools/install-clang.sh | $(STAMP)
 	@bash $<
 	@touch $@
 
-$(OTHER_TRITON): | $(STAMP)
-	@rm -rf $@.part && $(BIN)/python -m pip install -q --no-deps --target $@.part triton==3.6.0 && mv $@.part $@
+$(OTHER_TRITON): requirements/triton-3.6.txt | $(STAMP)
+	@rm -rf $@ $@.part && $(BIN)/python -m pip install -q --no-deps --require-hashes --target $@.part -r $< && mv $@.part $@
+	@touch $@
 
-test: $(STAMP) $(CLANG) $(OTHER_TRITON) ## Lint, types and the default tests
+$(MODEL): | $(STAMP)
+	@$(BIN)/python -c "from diffcheck.base.models import resolve_model; resolve_model('smollm2-135m', print)"
+	@touch $@
+
+lock: $(STAMP) ## Write the wheels' digests into requirements/ again, after a version was changed there
+	$(BIN)/python -m tools.lock requirements/*.txt
+
+test: $(STAMP) $(CLANG) $(OTHER_TRITON) $(MODEL) ## Lint, types and the default tests
 	@$(MAKE) --no-print-directory lint
 	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) -m "not exhaustive" $(ARGS)
 

@@ -50,6 +50,9 @@ EXP2_3 = _constant("0x1.c6af7cp-5")
 EXP2_2 = _constant("0x1.ebfbdcp-3")
 EXP2_1 = _constant("0x1.62e430p-1")
 
+DIVISION_SCALE = _constant("0x1p64")
+DIVISION_UNSCALE = _constant("0x1p-64")
+
 MIN_NORMAL = _constant("0x1p-126")
 SUBNORMAL_SCALE = _constant("0x1p23")
 EXPONENT_UNIT = _constant("0x1p-23")
@@ -84,10 +87,30 @@ def negative(x):
     return from_bits(bits(x) ^ -0x80000000)
 
 
+@tl.core.builtin
+def _compiles_for_amd(_semantic=None):
+    return tl.constexpr(_semantic.builder.options.backend_name == "hip")
+
+
 @triton.jit
 def div_rn(x, y):
-    """x / y rounded to nearest even; Triton's ``/`` on CUDA is not."""
-    return tl.math.div_rn(x, y)
+    """x / y of float32, rounded to nearest even; Triton's ``/`` on CUDA is not.
+
+    On AMD through float64. LLVM's float32 sequence ends with a step that rounds correctly only if the refined
+    reciprocal did (Markstein's theorem), which for a divisor of significand 2 - 2^-23 asks more of ``v_rcp_f32`` than
+    its documented unit in the last place. Any float64 quotient within one unit of its own last place gives the same
+    float32: a quotient of two float32 is a midpoint of float32 exactly (and then exact in float64), or more than
+    2^-49 of its size away from every one.
+    """
+    if _INTERPRETED:
+        return tl.math.div_rn(x, y)
+    else:
+        if _compiles_for_amd():
+            # LLVM takes a float64 division between conversions for a float32 one; two exact factors keep it
+            quotient = (tl.cast(x, tl.float64) * DIVISION_SCALE) / tl.cast(y, tl.float64)
+            return (quotient * DIVISION_UNSCALE).to(tl.float32)
+        else:
+            return tl.math.div_rn(x, y)
 
 
 @triton.jit

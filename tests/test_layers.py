@@ -50,18 +50,14 @@ def test_a_room_has_few_entries() -> None:
             assert len(entries) <= MOST or name in CATALOGUES, f"{name} holds {len(entries)} files"
 
 
-#: Specification only.
-NO_KERNEL = {"moe_combine", "moe_router"}
-
-
 def test_an_operator_has_one_file_name_everywhere() -> None:
     operators = {path.stem for path in (ROOT / "reference" / "operators").glob("[a-z]*.py")}
-    assert len(operators) >= 20 and operators > NO_KERNEL
+    assert len(operators) >= 20
     for name in sorted(operators):
         assert (ROOT / "tests" / "reference" / "operators" / f"test_{name}.py").exists(), name
         kernels = [
             path.parent.name for path in (ROOT / "fastpath").glob(f"*/{name}.py") if path.parent.name != "conformance"
         ]
-        assert len(kernels) == (name not in NO_KERNEL), (name, kernels)
+        assert len(kernels) == 1, (name, kernels)
         for room in kernels:
             assert (ROOT / "tests" / "fastpath" / room / f"test_{name}.py").exists(), name

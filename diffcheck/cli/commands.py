@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from diffcheck.base.console import Terminal, unbroken_output
 from diffcheck.base.errors import ExitCode, InputError, RlkError, missing
-from diffcheck.base.files import check_writable, disk_error, write_text
+from diffcheck.base.files import STANDARD_OUTPUT, check_writable, disk_error, write_json
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine
 from diffcheck.base.recorded import RECORDED
@@ -27,6 +26,7 @@ from diffcheck.capture.adapter import ENGINES, package_versions
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
+from diffcheck.cli.schema import schema
 from diffcheck.faults.cli import faults
 from diffcheck.infer.cli import infer
 from diffcheck.localize.verdict import Verdict
@@ -45,6 +45,7 @@ app = typer.Typer(
 app.add_typer(contract_cli.app, name="contract")
 app.command()(infer)
 app.command()(faults)
+app.command()(schema)
 #: Diagnostics and progress; results go to standard output.
 _errors = Terminal(stderr=True)
 _debug = False
@@ -87,7 +88,6 @@ _RUN_OPTIONS: dict[str, Any] = {
 _switch = functools.partial(
     typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
 )
-_STANDARD_OUTPUT = Path("-")
 _Json = Annotated[Path | None, typer.Option("--json", help="Write the verdict as JSON; -: to standard output, alone.")]
 _Html = Annotated[Path | None, typer.Option("--html", help="Write the verdict as one self-contained page.")]
 _Every = Annotated[bool, typer.Option("--all", help="List every boundary, equal ones too.")]
@@ -325,7 +325,8 @@ def doctor(
         float, typer.Option("--minutes", min=0, help="With --measure: no kernel's case starts later than this.")
     ] = 5.0,
     json_out: Annotated[
-        Path | None, typer.Option("--json", help="With --measure: where to write; default: measure-ARCH.json.")
+        Path | None,
+        typer.Option("--json", help="Write the findings; with --measure the report (default: measure-ARCH.json)."),
     ] = None,
     compared: Annotated[
         tuple[Path, Path] | None, typer.Option("--compare", help="Two files of --measure.", metavar="A B")
@@ -341,12 +342,12 @@ def doctor(
       rlk-diff doctor --measure --json mi300x.json
       rlk-diff doctor --compare mi300x.json h200.json
     """
-    from diffcheck.cli.doctor import examine
+    from diffcheck.cli.doctor import examine, to_json
 
     if sum((target is not None, measure, compared is not None)) > 1:
         raise InputError("--target, --measure and --compare exclude each other", "give one of them")
-    if json_out is not None and not measure:
-        raise InputError("--json is only for --measure", "add --measure")
+    if json_out is not None and (target is not None or compared is not None):
+        raise InputError("--json is not for --target and --compare", "leave it out, or give it alone or with --measure")
     if only and target is None:
         raise InputError("--only is only for --target", "add --target gfx942")
     if measure:
@@ -360,12 +361,17 @@ def doctor(
     if target is not None:
         raise typer.Exit(_examine_kernels(target, only))
 
-    style = {"ok": "green", "warn": "yellow", "missing": "red"}
-    table = Table("", "what", "found", "what to do", box=None)
+    if json_out:
+        check_writable(json_out)
     findings = examine()
-    for f in findings:
-        table.add_row(Text(f.level, style=style[f.level]), f.what, f.found, f.remedy)
-    Terminal().print(table)
+    if json_out:
+        write_json(json_out, to_json(findings))
+    if json_out != STANDARD_OUTPUT:
+        style = {"ok": "green", "warn": "yellow", "missing": "red"}
+        table = Table("", "what", "found", "what to do", box=None)
+        for f in findings:
+            table.add_row(Text(f.level, style=style[f.level]), f.what, f.found, f.remedy)
+        Terminal().print(table)
     if any(f.level == "missing" for f in findings):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -401,10 +407,11 @@ def _measure(minutes: float, json_out: Path | None) -> ExitCode:
 
     if json_out:
         check_writable(json_out)
-    say = functools.partial(Terminal().print, highlight=False, soft_wrap=True)
+    # Alone on standard output, where the report goes there.
+    say = functools.partial(Terminal(stderr=json_out == STANDARD_OUTPUT).print, highlight=False, soft_wrap=True)
     report = run_measurement(minutes, say)
     path = json_out or Path(f"measure-{report['device']['arch']}.json")
-    write_text(path, json.dumps(report, indent=1) + "\n")
+    write_json(path, report)
     for finding in report["findings"]:
         say(f"differs: {finding['what']}\n  change: {finding['change']}")
     say(f"{path}: {len(report['findings'])} findings, {len(report['not_run'])} parts not run")
@@ -434,12 +441,10 @@ def _check_outputs(json_out: Path | None, html: Path | None) -> None:
 
 
 def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
-    text = json.dumps(verdict.to_json(), indent=1) + "\n"
-    if json_out == _STANDARD_OUTPUT:
-        typer.echo(text, nl=False)
-        raise typer.Exit(verdict.exit_code)
     if json_out:
-        write_text(json_out, text)
+        write_json(json_out, verdict.to_json())
+    if json_out == STANDARD_OUTPUT:
+        raise typer.Exit(verdict.exit_code)
     print_verdict(verdict, Terminal(), every_boundary=every)
     raise typer.Exit(verdict.exit_code)
 

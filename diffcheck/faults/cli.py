@@ -18,7 +18,7 @@ from rich.text import Text
 
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
-from diffcheck.base.files import check_writable
+from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json
 from diffcheck.base.progress import Progress, ProgressLine, silent
 from diffcheck.base.stopping import STOPS
 from diffcheck.faults.library import CONTROLS, FAULTS
@@ -45,7 +45,8 @@ def faults(
     every: Annotated[bool, typer.Option("--all", help="Run all; print precision and recall.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Run in real vLLM and real Megatron-core.")] = False,
     json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write the outcomes as JSON; an interrupted --all goes on from it.")
+        Path | None,
+        typer.Option("--json", help="Write the outcomes as JSON; an interrupted --all goes on from it."),
     ] = None,
 ) -> None:
     """Inject a known fault into one side of a small model and check what is named.
@@ -71,7 +72,8 @@ def faults(
         raise InputError(f"--engine {engine!r} is none of {', '.join(_ENGINES[real:])}", "choose one of them")
     if json_out:
         check_writable(json_out)
-    results = Results(json_out, _command(every, real, name, engine))
+    alone = json_out == STANDARD_OUTPUT
+    results = Results(None if alone else json_out, _command(every, real, name, engine))
     with (
         ExitStack() as stack,
         tempfile.TemporaryDirectory(prefix="rlk-faults-") as folder,
@@ -82,6 +84,9 @@ def faults(
             results.resume(one, keep=every)
         run_jobs(jobs, results, progress)
     results.finish()
+    if alone:
+        write_json(STANDARD_OUTPUT, results.to_json())
+        console = Terminal(quiet=True)
     outcomes = list(results.all())
     for outcome in outcomes if name is not None else ():
         assert outcome.report is not None

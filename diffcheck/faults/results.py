@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
-from diffcheck.base.files import write_text
+from diffcheck.base.files import write_json
 from diffcheck.capture.adapter import package_versions
 from diffcheck.faults.outcome import Outcome, scores
 
@@ -72,9 +72,11 @@ class Results:
         """Outcomes of all engines of this run."""
         return (outcome for section in self.outcomes.values() for outcome in section)
 
+    def to_json(self) -> dict[str, Any]:
+        """All sections, those of other engines in the file too."""
+        return {"engines": self._sections}
+
     def _write(self, engine: str, *, complete: bool) -> None:
-        if self.path is None:
-            return
         found = self.outcomes[engine]
         precision, recall = scores(found)
         self._sections[engine] = {
@@ -88,4 +90,5 @@ class Results:
             "seconds": round(sum(o.seconds for o in found), 1),
             "outcomes": [o.to_json() for o in found],
         }
-        write_text(self.path, json.dumps({"engines": self._sections}, indent=1) + "\n")
+        if self.path is not None:
+            write_json(self.path, self.to_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode
-from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json
 from diffcheck.base.progress import ProgressLine
 from diffcheck.infer.explain import BUDGET, ROWS
 
@@ -25,7 +24,9 @@ def infer(
     budget: Annotated[
         float, typer.Option("--budget", min=0.1, help="Seconds; what is known then is reported.")
     ] = BUDGET,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the answer as JSON.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the answer as JSON; -: to standard output, alone.")
+    ] = None,
 ) -> None:
     """Find every contract that gives a boundary's bits from the side's own inputs.
 
@@ -49,6 +50,7 @@ def infer(
         folder = find_model(opened.header, model, lambda text: progress(text, 0, 0))
         answer = run_inference(opened, boundary, folder, rows=rows, budget=budget, progress=progress)
     if json_out:
-        write_text(json_out, json.dumps(answer.to_json(), indent=1) + "\n")
-    print_inference(answer.to_json(), Terminal())
+        write_json(json_out, answer.to_json())
+    if json_out != STANDARD_OUTPUT:
+        print_inference(answer.to_json(), Terminal())
     raise typer.Exit(ExitCode.EQUAL if answer.status == "match" else ExitCode.INCONCLUSIVE)

@@ -14,7 +14,7 @@ from fastpath.backend import UnsupportedError
 
 SOURCES = tuple(
     Path(__file__).with_name(name)
-    for name in ("machine.c", "machine.h", "vector.h", "scalar.h", "memory.h", "matrix.h")
+    for name in ("machine.c", "machine.h", "vector.h", "double.h", "scalar.h", "memory.h", "matrix.h")
 )
 COMPILERS = ("clang-19", "gcc", "clang", "cc")
 #: No contraction and no traps; fmaf must be the machine's instruction.

@@ -3,6 +3,7 @@
  * Work-group after work-group; the wavefronts of one run to a barrier or their end in turn, ascending or descending.
  * Semantics: AMD's CDNA3 ISA reference guide; where it is silent, as a comment says.
  */
+#include "double.h"
 #include "matrix.h"
 #include "memory.h"
 #include "vector.h"
@@ -16,12 +17,13 @@
     X(v_readfirstlane_b32) X(v_readlane_b32) X(v_writelane_b32) X(v_cndmask_b32) X(v_div_scale_f32) X(v_div_fmas_f32) \
     X(v_add_co_u32) X(v_sub_co_u32) X(v_subrev_co_u32) X(v_addc_co_u32) X(v_subb_co_u32) X(v_subbrev_co_u32) \
     X(v_mad_u64_u32) X(v_mad_i64_i32) X(v_mbcnt_lo_u32_b32) X(v_mbcnt_hi_u32_b32) X(v_cmp_class_f32) X(v_pk_fma_f32) \
-    X(v_pk_mul_f32) X(v_pk_add_f32) X(v_pk_mov_b32) X(v_mfma) X(v_swap_b32) X(v_cvt_f32_f16) X(v_cvt_f16_f32)
+    X(v_pk_mul_f32) X(v_pk_add_f32) X(v_pk_mov_b32) X(v_mfma) X(v_swap_b32) X(v_cvt_f32_f16) X(v_cvt_f16_f32) \
+    X(v_cvt_f64_f32) X(v_cvt_f32_f64) X(v_ldexp_f64) X(v_div_scale_f64) X(v_div_fmas_f64)
 
 #define NAME(name, ...) OP_##name,
 #define EVERY(X) FLOAT_1(X) FLOAT_2(X) FLOAT_3(X) INTEGER_1(X) INTEGER_2(X) INTEGER_3(X) WIDE(X) COMPARE_F32(X) COMPARE_I32(X) \
     COMPARE_U32(X) COMPARE_I16(X) COMPARE_U16(X) COMPARE_I64(X) COMPARE_U64(X) SCALAR_32(X) SCALAR_64(X) SCALAR_64_TO_32(X) \
-    SAVE_EXEC(X) SCALAR_COMPARE_I32(X) SCALAR_COMPARE_U32(X) SCALAR_COMPARE_U64(X) OTHERS(X)
+    DOUBLE(X) SAVE_EXEC(X) SCALAR_COMPARE_I32(X) SCALAR_COMPARE_U32(X) SCALAR_COMPARE_U64(X) OTHERS(X)
 enum { EVERY(NAME) OP_COUNT };
 #define TEXT(name, ...) #name,
 static const char *const NAMES[] = {EVERY(TEXT)};
@@ -46,6 +48,9 @@ int machine_bytes(void) { return sizeof(machine); }
 #define RUN_WIDE(name, result) case OP_##name: { uint64_t x[LANES], y[LANES], z[LANES]; vector64(m, w, o, 0, x); \
     vector64(m, w, o, 1, y); vector64(m, w, o, 2, z); \
     EACH { uint64_t a = x[l], b = y[l], c = z[l]; (void)a; (void)b; (void)c; x[l] = (result); } put64(w, o, x, active); } break;
+#define RUN_DOUBLE(name, result) case OP_##name: { uint64_t x[LANES], y[LANES], z[LANES]; double_operand(m, w, o, 0, x); \
+    double_operand(m, w, o, 1, y); double_operand(m, w, o, 2, z); \
+    EACH { double a = f64(x[l]), b = f64(y[l]), c = f64(z[l]); (void)b; (void)c; x[l] = u64(result); } put64(w, o, x, active); } break;
 #define COMPARED(condition, type, convert) { const uint32_t *x = vector(m, w, o, 0, t0, &active), *y = vector(m, w, o, 1, t1, &active); \
     uint64_t bits = 0; EACH { type a = convert(x[l]), b = convert(y[l]); bits |= (uint64_t)(condition) << l; } \
     set_pair(&w->s[o->sdst], bits & active); if (o->size) set_pair(&w->s[EXEC], bits & active); } break;
@@ -145,6 +150,46 @@ static void run_special(machine *m, wave *w, const instruction *o, uint64_t acti
         }
         put(w, o, t, active);
         break;
+    case OP_v_cvt_f64_f32: {
+        uint64_t r[LANES];
+        x = vector(m, w, o, 0, t0, &active);
+        EACH r[l] = u64((double)f32(x[l]));
+        put64(w, o, r, active);
+        break;
+    }
+    case OP_v_cvt_f32_f64: {
+        uint64_t a[LANES];
+        double_operand(m, w, o, 0, a);
+        EACH t[l] = u32((float)f64(a[l]));
+        put(w, o, t, active);
+        break;
+    }
+    case OP_v_ldexp_f64: {
+        uint64_t a[LANES];
+        double_operand(m, w, o, 0, a);
+        y = vector(m, w, o, 1, t1, &active);
+        EACH a[l] = u64(ldexp(f64(a[l]), (int32_t)y[l]));
+        put64(w, o, a, active);
+        break;
+    }
+    case OP_v_div_scale_f64: case OP_v_div_fmas_f64: {
+        uint64_t a[LANES], b[LANES], c[LANES];
+        double_operand(m, w, o, 0, a); double_operand(m, w, o, 1, b); double_operand(m, w, o, 2, c);
+        if (o->code == OP_v_div_scale_f64) {
+            EACH { double r; bits |= (uint64_t)div_scale64(f64(a[l]), f64(b[l]), f64(c[l]), &r) << l; a[l] = u64(r); }
+            put64(w, o, a, active);
+            set_pair(&w->s[o->sdst], bits & active);
+            break;
+        }
+        bits = pair(&w->s[VCC]);
+        EACH {
+            double r = fma(f64(a[l]), f64(b[l]), f64(c[l]));
+            if (bits >> l & 1 && isfinite(r) && active >> l & 1) FAULT(m, o, "a quotient of float64 that needs scaling");
+            a[l] = u64(r);
+        }
+        put64(w, o, a, active);
+        break;
+    }
     case OP_v_mad_u64_u32: case OP_v_mad_i64_i32: {
         uint64_t c[LANES], r[LANES];
         x = vector(m, w, o, 0, t0, &active); y = vector(m, w, o, 1, t1, &active); vector64(m, w, o, 2, c);
@@ -218,7 +263,7 @@ static void step(machine *m, wave *w) {
     uint32_t t[LANES], t0[LANES], t1[LANES], t2[LANES];
     switch (o->code) {
         FLOAT_1(RUN_FLOAT_1) FLOAT_2(RUN_FLOAT_2) FLOAT_3(RUN_FLOAT_3) INTEGER_1(RUN_INTEGER_1) INTEGER_2(RUN_INTEGER_2)
-        INTEGER_3(RUN_INTEGER_3) WIDE(RUN_WIDE) COMPARE_F32(RUN_COMPARE_F32) COMPARE_I32(RUN_COMPARE_I32)
+        INTEGER_3(RUN_INTEGER_3) WIDE(RUN_WIDE) DOUBLE(RUN_DOUBLE) COMPARE_F32(RUN_COMPARE_F32) COMPARE_I32(RUN_COMPARE_I32)
         COMPARE_U32(RUN_COMPARE_U32) COMPARE_I16(RUN_COMPARE_I16) COMPARE_U16(RUN_COMPARE_U16) COMPARE_I64(RUN_COMPARE_I64)
         COMPARE_U64(RUN_COMPARE_U64) SCALAR_32(RUN_SCALAR_32) SCALAR_64(RUN_SCALAR_64) SCALAR_64_TO_32(RUN_SCALAR_64_TO_32)
         SAVE_EXEC(RUN_SAVE_EXEC) SCALAR_COMPARE_I32(RUN_SCALAR_COMPARE_I32) SCALAR_COMPARE_U32(RUN_SCALAR_COMPARE_U32)

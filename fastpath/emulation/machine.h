@@ -161,7 +161,7 @@ static inline void put(wave *w, const instruction *o, const uint32_t *x, uint64_
 static inline void vector64(machine *m, wave *w, const instruction *o, int k, uint64_t *out) {
     int s = (&o->src0)[k];
     if (s >= FIRST_VECTOR && s < LITERAL) { EACH out[l] = w->v[s - FIRST_VECTOR][l] | (uint64_t)w->v[s - FIRST_VECTOR + 1][l] << 32; }
-    else { uint64_t value = scalar64(w, o, k); EACH out[l] = value; }
+    else { uint64_t value = s < 0 ? 0 : scalar64(w, o, k); EACH out[l] = value; }
     if (o->form != PLAIN) FAULT(m, o, "DPP or SDWA of a 64-bit operand");
 }
 

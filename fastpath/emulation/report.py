@@ -28,15 +28,16 @@ class Executed:
     """One kernel of the catalogue, and what its execution showed."""
 
     report: Report
-    #: Cases that launched this very code, values that they compared, how many of them differ.
+    #: Cases that launched this very code, those of them that did not pass, values compared, how many of them differ.
     cases: int
+    failed: tuple[str, ...]
     compared: int
     different: int
 
     @property
     def passes(self) -> bool:
-        """No finding, executed at all, and no value differs."""
-        return not self.report.findings and self.compared > 0 and not self.different
+        """No finding, executed at all, no value differs, and no case that launched it failed in another way."""
+        return not self.report.findings and self.compared > 0 and not self.different and not self.failed
 
 
 def run(
@@ -77,9 +78,9 @@ def _kernels(report: dict[str, Any], only: str) -> Iterator[Executed]:
             by_code[code].append(case)
     for found in examine(EMULATED, only):
         cases = by_code[found.code_sha256]
-        yield Executed(
-            found, len(cases), sum(case["compared"] for case in cases), sum(case["different"] for case in cases)
-        )
+        failed = tuple(case["name"] for case in cases if not case["passed"])
+        compared, different = (sum(case[count] for case in cases) for count in ("compared", "different"))
+        yield Executed(found, len(cases), failed, compared, different)
 
 
 def line(executed: Executed) -> str:
@@ -87,6 +88,8 @@ def line(executed: Executed) -> str:
     report = executed.report
     rules = "rules ok" if not report.findings else "; ".join(f"{f.rule}: {f.says}" for f in report.findings)
     ran = f"{executed.compared:>10} executed, {executed.different} differ" if executed.compared else "NOT EXECUTED"
+    if executed.failed and not executed.different:
+        ran += f", FAILED in {', '.join(executed.failed)}"
     return f"{report.call:<48} {report.kernel:<28} compiled, {rules}, {ran}"
 
 

@@ -49,6 +49,14 @@ _MATRIX = {
     "v_mfma_f32_16x16x4_f32": (16, 4, 2),
     "v_mfma_f32_32x32x2_f32": (32, 2, 2),
 }
+#: Operations of one operand of 64 bits.
+_WIDE_ONLY = ("v_mov_b64", "v_rcp_f64", "v_cvt_f32_f64")
+#: Which operands are of 64 bits.
+_DOUBLE = {
+    "v_fma_f64": (True, True, True), "v_mul_f64": (True, True, False), "v_add_f64": (True, True, False),
+    "v_div_fmas_f64": (True, True, True), "v_div_fixup_f64": (True, True, True), "v_ldexp_f64": (True, False, False),
+    "v_rcp_f64": (True, False, False), "v_cvt_f32_f64": (True, False, False),
+}  # fmt: skip
 #: The operand that these read from a place of their own.
 _WIDE_FIRST = ("v_lshlrev_b64", "v_lshrrev_b64", "v_ashrrev_i64")
 
@@ -159,13 +167,17 @@ class _Instruction:
         elif 193 <= encoded <= 208:
             constant = (192 - encoded) & (2**64 - 1)
         elif encoded in _FLOATS or encoded == 248:
-            if wide:
+            if wide and (encoded == 248 or not self.name.endswith("_f64")):
                 raise self.refuse("a floating-point constant of 64 bits")
-            constant = _INVERSE_2_PI if encoded == 248 else struct.unpack("<I", struct.pack("<f", _FLOATS[encoded]))[0]
+            if wide:
+                constant = struct.unpack("<Q", struct.pack("<d", _FLOATS[encoded]))[0]
+            else:
+                exact = struct.unpack("<I", struct.pack("<f", _FLOATS.get(encoded, 0.0)))[0]
+                constant = _INVERSE_2_PI if encoded == 248 else exact
         elif encoded == 255:
             if self.literal is None:
                 raise self.refuse("a literal without its word")
-            constant = self.literal
+            constant = self.literal << 32 if wide and self.name.endswith("_f64") else self.literal
             if wide and "_i64" in self.name and constant >> 31:
                 constant |= 0xFFFFFFFF << 32
         elif 209 <= encoded <= 239 or encoded in (249, 250, 254):
@@ -292,7 +304,7 @@ class _Instruction:
         if name == "v_nop":
             self.record["operation"] = name
             return
-        self._vector(name, [self._first()], (name == "v_mov_b64", False, False))
+        self._vector(name, [self._first()], (name in _WIDE_ONLY, False, False))
         if name == "v_readfirstlane_b32":
             self.record["sdst"] = self.field("vdst")
             if self.record["src0"] < FIRST_VECTOR or self.record["src0"] == LITERAL:
@@ -302,15 +314,18 @@ class _Instruction:
         if name == "v_accvgpr_mov_b32":
             self.record["src0"] += ACCUMULATORS - FIRST_VECTOR
             self.record["dst"] += ACCUMULATORS - FIRST_VECTOR
-        if name == "v_mov_b64" and self.record.get("form"):
+        if (name in _WIDE_ONLY or name == "v_cvt_f64_f32") and self.record.get("form"):
             raise self.refuse("DPP or SDWA of 64 bits")
 
     def _vop2(self) -> None:
         self._variant()
         name, first, second = self.name, self._first(), self._second()
         self.record["dst"] = self.field("vdst")
-        if name in ("v_fmac_f32",):
-            self._vector("v_fma_f32", [first, second, FIRST_VECTOR + self.record["dst"]])
+        if name in ("v_fmac_f32", "v_fmac_f64"):
+            wide = (name == "v_fmac_f64",) * 3
+            self._vector(name.replace("fmac", "fma"), [first, second, FIRST_VECTOR + self.record["dst"]], wide)
+            if all(wide) and self.record.get("form"):
+                raise self.refuse("DPP or SDWA of 64 bits")
         elif name == "v_fmamk_f32":
             self._vector("v_fma_f32", [first, 255, second])
         elif name == "v_fmaak_f32":
@@ -344,16 +359,21 @@ class _Instruction:
             raise self.refuse("op_sel of a 16-bit operation")
         self.record |= {"neg": self.field("neg"), "abs": self.field("abs"), "dst": self.field("vdst")}
         wide = (False, False, False)
-        if name in _WIDE_FIRST:
+        if name in _DOUBLE:
+            wide = _DOUBLE[name]
+        elif name in _WIDE_FIRST:
             wide = (False, True, False)
         elif name == "v_lshl_add_u64":
             wide = (True, False, True)
         if name in ("v_readlane_b32", "v_readfirstlane_b32"):
             self.record["sdst"] = self.record.pop("dst")
-        if name == "v_fmac_f32":
-            name, sources[2] = "v_fma_f32", FIRST_VECTOR + self.record["dst"]
+        if name in ("v_fmac_f32", "v_fmac_f64"):
+            name, sources[2] = name.replace("fmac", "fma"), FIRST_VECTOR + self.record["dst"]
+            wide = _DOUBLE.get(name, wide)
         count = sum(self.inst.operands.get(f"src{k}") is not None for k in range(3)) or 3
-        self._vector(name, sources[: max(count, 3 if name in ("v_fma_f32", "v_cndmask_b32") else count)], wide)
+        if name in ("v_fma_f32", "v_fma_f64", "v_cndmask_b32"):
+            count = 3
+        self._vector(name, sources[:count], wide)
         return None
 
     def _vop3_compare(self) -> None:
@@ -373,7 +393,11 @@ class _Instruction:
         self.record |= {"neg": self.field("neg"), "dst": self.field("vdst"), "sdst": self.field("sdst")}
         sources = [self.field("src0"), self.field("src1"), self.field("src2")]
         needs_third = name not in ("v_add_co_u32", "v_sub_co_u32", "v_subrev_co_u32")
-        self._vector(name, sources[: 3 if needs_third else 2], (False, False, name.startswith("v_mad_")))
+        self._vector(name, sources[: 3 if needs_third else 2], self._of_pairs(name))
+
+    def _of_pairs(self, name: str) -> tuple[bool, bool, bool]:
+        is_double = name == "v_div_scale_f64"
+        return is_double, is_double, is_double or name.startswith("v_mad_")
 
     def _vop3p(self) -> None:
         name = self.name

@@ -29,6 +29,7 @@ from fastpath.machine_code.call import (
     empty,
     gradient,
 )
+from fastpath.machine_code.catalogue_experts import expert_calls
 from fastpath.machine_code.catalogue_products import product_calls
 from fastpath.products.linear import bias_gradient
 from fastpath.rows.embedding import embedding, embedding_backward
@@ -42,7 +43,7 @@ from fastpath.rows.swiglu import swiglu, swiglu_backward
 
 def calls() -> list[Call]:
     """Every call, in the order of the report."""
-    return [*_row_calls(), *_attention_calls(), *product_calls()]
+    return [*_row_calls(), *_attention_calls(), *product_calls(), *expert_calls()]
 
 
 def _row_calls() -> Iterator[Call]:

@@ -10,7 +10,7 @@ import torch
 from fastpath.backend import Plan, UnsupportedError, plan
 from fastpath.machine_code.call import Call
 from fastpath.machine_code.catalogue import calls
-from fastpath.machine_code.code import Code, Resources, compile_plan
+from fastpath.machine_code.code import Code, Resources, aligned_to_16, compile_plan, within_32_bits
 from fastpath.machine_code.rules import RULES
 
 
@@ -103,8 +103,8 @@ def _types(launch: Plan) -> str:
 
 
 def _tensor(value: object) -> str:
-    """What the compiler knows of a tensor: its dtype, and whether 32 bits reach all of it."""
-    return f"{value.dtype} {value.nbytes < 2**31}" if isinstance(value, torch.Tensor) else ""
+    """What the compiler knows of a tensor: its dtype, whether 32 bits reach all of it, and its alignment."""
+    return f"{value.dtype} {within_32_bits(value)} {aligned_to_16(value)}" if isinstance(value, torch.Tensor) else ""
 
 
 def _integer(value: object) -> str:

@@ -10,7 +10,8 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,33 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+
+
+_vast: list[Set[tuple[torch.dtype, tuple[int, ...]]]] = []
+
+
+@contextmanager
+def as_if_vast(shapes: Set[tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[None]:
+    """Code for tensors of these dtypes and shapes as if 32 bits did not reach all of them: to run it on small ones."""
+    _vast.append(shapes)
+    try:
+        yield
+    finally:
+        _vast.pop()
+
+
+def within_32_bits(tensor: torch.Tensor) -> bool:
+    """What Triton asks of a tensor for AMD before it addresses by 32-bit offsets: its whole storage is below 2 GiB."""
+    if _vast and (tensor.dtype, tuple(tensor.shape)) in _vast[-1]:
+        return False
+    return bool(tensor.untyped_storage().nbytes() < 2**31)
+
+
+def aligned_to_16(value: object) -> bool:
+    """Whether the compiler may take an address, or an integer, for a multiple of 16."""
+    if isinstance(value, torch.Tensor):
+        return bool(value.data_ptr() % 16 == 0)
+    return type(value) is int and value % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +114,7 @@ class Code:
 
     @cached_property
     def operations(self) -> Counter[str]:
-        """Floating-point operations of the LLVM code, elements of a vector counted one by one."""
+        """Floating-point operations of the LLVM code, elements of a vector one by one; ``fdiv.f64`` of double."""
         found: Counter[str] = Counter()
         for line in self.llir.splitlines():
             call = re.search(r"= (?:tail |musttail |notail )*call [^@]*(?<=[ >])@(llvm\.[a-z0-9_.]+)", line)
@@ -96,7 +124,7 @@ class Code:
                 found[re.sub(r"\.v\d+(f\d+)", r".\1", name)] += int(lanes[1]) if lanes else 1
             elif plain:
                 lanes = re.search(r"<(\d+) x", plain[2])
-                found[plain[1]] += int(lanes[1]) if lanes else 1
+                found[plain[1] + (".f64" if "double" in plain[2] else "")] += int(lanes[1]) if lanes else 1
         return found
 
 
@@ -142,9 +170,8 @@ def _specialise(plan: Plan) -> tuple[dict[str, str], dict[tuple[int, ...], Any],
             constants[(index,)] = value
             continue
         signature[names[index]] = kind
-        aligned = isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
-        marks = [["tt.divisibility", 16]] if aligned else []
-        if isinstance(value, torch.Tensor) and plan.target.runtime == "hip" and value.nbytes < 2**31:
+        marks = [["tt.divisibility", 16]] if aligned_to_16(value) else []
+        if isinstance(value, torch.Tensor) and plan.target.runtime == "hip" and within_32_bits(value):
             marks.append(["tt.pointer_range", 32])
         if marks:
             attributes[(index,)] = marks

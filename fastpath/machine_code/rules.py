@@ -35,6 +35,8 @@ EXPECTATIONS: dict[str, Expectation] = {
     "rope": PLAIN,
     "swiglu": Expectation(division=True),
     "residual_add": PLAIN,
+    "moe_router": Expectation(division=True),
+    "moe_combine": PLAIN,
     "kv_cache": PLAIN,
     "attention": Expectation(division=True, matrix=True),
     "linear": _PRODUCT,
@@ -61,7 +63,7 @@ MATRIX_INSTRUCTIONS: dict[tuple[str, str], tuple[str, int]] = {
     ),
 }
 
-#: FMA that LLVM adds for one IEEE division, and for one IEEE square root, on gfx942.
+#: FMA that LLVM adds for one division (of float32 in float32, of float64 in float64), and for one IEEE square root.
 DIVISION_FMAS, SQUARE_ROOT_FMAS = 5, 2
 #: At most so many for one 64-bit integer division: its first estimate joins two halves, by 2^32 and by -2^32.
 WIDE_DIVISION_FMAS = 2
@@ -115,6 +117,9 @@ def no_contraction(code: Code) -> Iterator[str]:
         expected += DIVISION_FMAS * code.operations["fdiv"] + SQUARE_ROOT_FMAS * roots
         wide = len(_OF_WIDE_DIVISION.findall(code.assembly))
         expected += min(wide, WIDE_DIVISION_FMAS * _integer_divisions(code, "i64"))
+        double = sum(code.instructions[name] for name in ("v_fma_f64", "v_fmac_f64"))
+        if double != DIVISION_FMAS * code.operations["fdiv.f64"]:
+            yield f"{double} fused multiply-adds of float64 for {code.operations['fdiv.f64']} divisions"
     if _fmas(code) != expected:
         yield f"{_fmas(code)} fused multiply-adds where the kernel has {written} ({expected} with divisions and roots)"
     # nnan alone: LLVM proved that there is no NaN, which frees nothing
@@ -138,7 +143,7 @@ def no_approximation(code: Code) -> Iterator[str]:
             if found[name] and not is_allowed:
                 yield f"{name} where the contract of {code.contract.operator} has none"
         return
-    judged = ("v_rcp_f32", "v_rcp_iflag_f32", "v_rsq_f32", "v_sqrt_f32")
+    judged = ("v_rcp_f32", "v_rcp_iflag_f32", "v_rsq_f32", "v_sqrt_f32", "v_rcp_f64")
     for name in found:
         if name not in judged and re.match(
             r"v_(?:exp|log|sin|cos|rcp|rsq|sqrt|tanh)(?:_\w+)?_(?:f16|f32|f64|bf16)$", name
@@ -149,6 +154,12 @@ def no_approximation(code: Code) -> Iterator[str]:
     spare = found["v_rcp_f32"] + found["v_rcp_iflag_f32"] - found["v_div_fixup_f32"]
     if not 0 <= spare <= _integer_divisions(code, "i32", "i64") or found["v_div_fixup_f32"] != divisions:
         yield f"{found['v_rcp_f32'] + found['v_rcp_iflag_f32']} reciprocals for {divisions} IEEE divisions"
+    if divisions:
+        yield f"{divisions} float32 divisions that ask more of v_rcp_f32 than it documents: primitives.div_rn does not"
+    double = code.operations["fdiv.f64"]
+    if not found["v_rcp_f64"] == found["v_div_fixup_f64"] == double:
+        yield f"{found['v_rcp_f64']} reciprocals of float64 for {double} divisions"
+    divisions += double
     refined = _refined_roots(code.llir)
     if found["v_rsq_f32"] != refined:
         yield f"{found['v_rsq_f32']} v_rsq_f32 of which {refined} are refined to an IEEE square root"

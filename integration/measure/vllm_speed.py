@@ -50,6 +50,9 @@ def main(
     prompt: int = 256,
     generate: int = 128,
     rounds: int = 2,
+    captured: Annotated[
+        str, typer.Option(help="Further numbers of tokens that graphs are captured for; the least prefill by default.")
+    ] = "",
     trace: Annotated[bool, typer.Option(help="Also list the device kernels of a decode step.")] = False,
 ) -> None:
     """Measure one arm."""
@@ -67,6 +70,7 @@ def main(
     from vllm import LLM, SamplingParams
 
     counts = [int(n) for n in sequences.split(",")]
+    sizes = {1, *counts, *(map(int, captured.split(",")) if captured else (prompt * min(counts),))}
     folder = Path(tempfile.mkdtemp(prefix="rlk-shape-"))
     (folder / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
     start = time.perf_counter()
@@ -79,13 +83,17 @@ def main(
         gpu_memory_utilization=0.85,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        compilation_config={"cudagraph_capture_sizes": sorted({1, *counts})},
+        compilation_config={"cudagraph_capture_sizes": sorted(sizes)},
         seed=0,
         **options,
     )
     result: dict[str, Any] = {**facts(), "arm": arm, "layers": layers, "start_s": round(time.perf_counter() - start, 1)}
     compilation = engine.llm_engine.vllm_config.compilation_config
-    result["compilation"] = {"mode": str(compilation.mode), "graphs": str(compilation.cudagraph_mode)}
+    result["compilation"] = {
+        "mode": str(compilation.mode),
+        "graphs": str(compilation.cudagraph_mode),
+        "sizes": list(compilation.cudagraph_capture_sizes),
+    }
     rng = np.random.default_rng(1)
 
     def seconds(n: int, length: int) -> float:

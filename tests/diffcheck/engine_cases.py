@@ -4,6 +4,7 @@ that one. Used by the tests of the adapters.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from diffcheck.capture.plan import CapturePlan
 from diffcheck.localize import localize
 from diffcheck.rows import expected_rows
 from diffcheck.trace.reader import Trace
+from diffcheck.trace.schema import HEADER
 from reference.models.config import ModelConfig
+from tests.schemas import conforms
 
 FloatArray = npt.NDArray[np.float64]
 #: Where the engines' tests run: "cpu", or "cuda" on a machine that has it.
@@ -86,6 +89,7 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
         changed: a boundary that an intervention replaced. It is not what its inputs give, but all its readers must
             have read the replacement.
     """
+    conforms("trace", json.loads((seen.trace.folder / HEADER).read_text()))
     c = seen.config
     record = seen.trace.header.object
     tokens = np.concatenate([np.array(ids) for ids in record.token_ids])

@@ -31,6 +31,9 @@ CASES = {
     "logprob": ("logprob/gradient",),
     "entropy": ("entropy/values",),
     "processed_logits": ("processed_logits",),
+    "moe_router": ("moe_router/values",),
+    "moe_combine": ("moe_combine/values",),
+    "moe_experts": ("moe_experts/fma32-seq/float32",),
 }
 
 

@@ -21,6 +21,7 @@ from diffcheck.capture.session import EngineSession
 from diffcheck.trace.reader import Trace
 from reference.models.config import ModelConfig
 from tests.diffcheck.cli.test_cli import rlk
+from tests.schemas import conforms
 
 pytestmark = pytest.mark.engines
 
@@ -120,6 +121,7 @@ def test_the_command_on_the_built_in_model(tmp_path: Path) -> None:
     out = tmp_path / "v.json"
     done = rlk("localize", "--ablate", "--infer", "--json", str(out))
     assert done.returncode == ExitCode.DIVERGED, done.stderr
+    conforms("verdict", json.loads(out.read_text()))
     (answer,) = json.loads(out.read_text())["ablation"]
     assert answer["status"] == "explained" and answer["together"]["logprobs"]["mismatch_count"] == 0
     causes = {d["field"] for u in answer["units"] if u["in_minimal"] for d in u["differs_in"]}

@@ -24,6 +24,7 @@ from diffcheck.rows import expected_rows
 from diffcheck.runs import RunSettings, run_localize
 from diffcheck.trace.reader import Trace
 from tests.diffcheck.cli.test_cli import rlk
+from tests.schemas import conforms
 
 pytestmark = pytest.mark.engines
 
@@ -110,6 +111,7 @@ def test_the_default_run_names_the_norm(tmp_path: Path) -> None:
     done = rlk("localize", "--json", str(out), "--generate", "8")
     assert done.returncode == ExitCode.DIVERGED, done.stderr
     verdict = json.loads(out.read_text())
+    conforms("verdict", verdict)
     assert verdict["first_divergence"]["boundary"] == "layers.0.input_layernorm"
     assert verdict["first_divergence"]["role"] == "origin" and verdict["first_divergence"]["max_ulp"] == 1
     assert verdict["coverage"]["unobserved"] == ["logsumexp"]

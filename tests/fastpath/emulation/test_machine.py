@@ -26,6 +26,7 @@ from fastpath.emulation.translate import TranslationError, translate
 from fastpath.machine_code.catalogue import contract
 from fastpath.machine_code.code import compile_plan
 from fastpath.measure.operands import KINDS, operands
+from fastpath.primitives import div_rn
 from reference.checks import Float32Array
 from reference.dot import UNITS
 from reference.formats import FORMATS
@@ -56,6 +57,12 @@ def test_the_matrix_unit_in_c_is_the_reference_s(name: str, least: int, kind: st
 @triton.jit
 def quotients(x, y, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, div_rn(tl.load(x + i), tl.load(y + i)))
+
+
+@triton.jit
+def quotients_of_llvm(x, y, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.math.div_rn(tl.load(x + i), tl.load(y + i)))
 
 
@@ -65,22 +72,47 @@ def plan_of(kernel: Any, *arguments: Any, **constants: Any) -> Plan:
     return Plan(kernel, arguments, constants, options, contract("swiglu", "float32"), target)
 
 
-@pytest.mark.parametrize("approximate", [-1, 0, 1])
-def test_division_is_ieee_s(approximate: int) -> None:
-    """All exponents, subnormal quotients and operands, infinities, zeros and NaN; estimates off by one unit."""
-    rng = np.random.default_rng(approximate + 1)
-    x, y = (rng.integers(0, 2**32, 1 << 19, dtype=np.uint64).astype(np.uint32).view(np.float32) for _ in range(2))
-    y[::3] = np.ldexp(x[::3], rng.integers(100, 149, len(x[::3]))).astype(np.float32)  # quotients around the smallest
-    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, 2.0**-149, 2.0**127, 3.4e38], np.float32)
-    x[:81], y[:81] = np.repeat(special, 9), np.tile(special, 9)
+def wrong_quotients(kernel: Any, x: Float32Array, y: Float32Array, approximate: int) -> int:
+    """Quotients that differ from IEEE's in any bit, NaN as a class."""
     out = torch.empty(x.size)
-    plan = plan_of(quotients, torch.from_numpy(x), torch.from_numpy(y), out, BLOCK=1024)
+    plan = plan_of(kernel, torch.from_numpy(x), torch.from_numpy(y), out, BLOCK=1024)
     execute_plan(compile_plan(plan), plan.arguments, (x.size // 1024,), approximate=approximate)
     with np.errstate(all="ignore"):
         expected = x / y
     got = out.numpy()
     same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
-    assert same.all(), (x[~same][:4], y[~same][:4], got[~same][:4], expected[~same][:4])
+    return int((~same).sum())
+
+
+@pytest.mark.parametrize("approximate", [-1, 0, 1])
+def test_division_is_ieee_s(approximate: int) -> None:
+    """All exponents, subnormals, infinities, zeros and NaN; estimates as far off as they are documented to be."""
+    rng = np.random.default_rng(approximate + 1)
+    x, y = (rng.integers(0, 2**32, 1 << 19, dtype=np.uint64).astype(np.uint32).view(np.float32) for _ in range(2))
+    with np.errstate(all="ignore"):  # quotients around the smallest
+        y[::3] = np.ldexp(x[::3], rng.integers(100, 149, len(x[::3]))).astype(np.float32)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, 2.0**-149, 2.0**127, 3.4e38], np.float32)
+    x[:81], y[:81] = np.repeat(special, 9), np.tile(special, 9)
+    assert wrong_quotients(quotients, x, y, approximate) == 0
+
+
+@pytest.mark.parametrize("approximate", [-1, 1])
+def test_division_by_significands_of_ones_needs_no_better_reciprocal(approximate: int) -> None:
+    """Every numerator significand over 0x3fffffff, and divisors near it, normal and subnormal quotients."""
+    significands = np.arange(1 << 23, dtype=np.uint32)
+    ones = np.full(1 << 23, 0x3FFFFFFF, np.uint32)
+    near = 0x3FFFFFFF - (significands & 0x3FF)
+    for x, y in (
+        ((significands | 0x3F800000), ones),
+        ((significands | 0x3F800000)[::5], near[::5]),
+        ((significands | 0x00800000)[::7], (ones + 0x01800000)[::7]),  # down to 2^-129
+    ):
+        count = len(x) // 1024 * 1024
+        given = x[:count].copy().view(np.float32), y[:count].copy().view(np.float32)
+        assert wrong_quotients(quotients, *given, approximate) == 0
+    first = (significands[: 1 << 16] | 0x3F800000).view(np.float32)
+    # the check sees what it is for: LLVM's own sequence is not IEEE's here
+    assert approximate > 0 or wrong_quotients(quotients_of_llvm, first, ones[: 1 << 16].view(np.float32), approximate)
 
 
 def test_an_access_outside_the_arguments_is_named() -> None:

@@ -20,6 +20,7 @@ from fastpath.machine_code.code import Code, compile_plan
 from fastpath.machine_code.rules import EXPECTATIONS, RULES
 from reference.contract.base import CONTRACTS, GRADIENTS
 from tests.fastpath.machine_code import wrong_kernels as wrong
+from tests.schemas import conforms
 
 ROOT = Path(__file__).parents[3]
 #: Unit of the matrix instruction of each target.
@@ -101,8 +102,11 @@ def test_hardware_functions_are_found(arch: str, name: str) -> None:
 def test_division_is_found_where_the_contract_has_none(arch: str) -> None:
     code = compiled(wrong.hardware_function, arch, contract("rope", "float32"), F32, F32, BLOCK=256, NAME="divide")
     assert broken(code) == {"no-approximation"}
-    code = compiled(wrong.hardware_function, arch, contract("swiglu", "float32"), F32, F32, BLOCK=256, NAME="divide")
+    code = compiled(wrong.hardware_function, arch, contract("swiglu", "float32"), F32, F32, BLOCK=256, NAME="div_rn")
     assert not broken(code)
+    code = compiled(wrong.hardware_function, arch, contract("swiglu", "float32"), F32, F32, BLOCK=256, NAME="divide")
+    # LLVM's own float32 division on AMD is IEEE's only if v_rcp_f32 is better than documented
+    assert broken(code) == ({"no-approximation"} if arch == "gfx942" else set())
 
 
 @pytest.mark.parametrize("arch", TARGETS_WITH_CODE)
@@ -130,7 +134,7 @@ def test_flushed_subnormals_are_found() -> None:
     assert broken(code) == {"mode-bits"}
 
 
-@pytest.mark.parametrize(("arch", "count"), [("gfx942", 160), ("sm_90", 64)])
+@pytest.mark.parametrize(("arch", "count"), [("gfx942", 80), ("sm_90", 64)])
 def test_spills_are_found(arch: str, count: int) -> None:
     few = {"num_warps": 1, **({"waves_per_eu": 4} if arch == "gfx942" else {"maxnreg": 64})}
     of = contract("residual_add", "float32")
@@ -193,6 +197,7 @@ def test_other_triton_release(tmp_path: Path) -> None:
     done = other_release("--only", ",".join(REACHING_ALL), "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
+    conforms("machine-code", found)
     assert found["triton"] != triton.__version__
     every = {launch.kernel.fn.__name__ for _, launch in planned("gfx942", calls())}
     assert {entry["kernel"] for entry in found["reports"]} == every

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastpath.primitives import div_rn
+
 
 @triton.jit
 def multiply_then_add(x, y, BLOCK: tl.constexpr):
@@ -30,6 +32,8 @@ def hardware_function(x, y, BLOCK: tl.constexpr, NAME: tl.constexpr):
         v = tl.sqrt(v)
     elif NAME == "sigmoid":
         v = tl.sigmoid(v)
+    elif NAME == "div_rn":
+        v = div_rn(1.0, v)
     else:
         v = tl.math.div_rn(1.0, v)
     tl.store(y + i, v)

@@ -24,6 +24,7 @@ from integration.grpo.report.command import write
 from integration.grpo.workers.engines import Role
 from tests.integration.grpo.conftest import SharedEngines
 from tests.integration.grpo.grpo_cases import command, finish, is_gone, kill, processes_of, records, start, wait_for
+from tests.schemas import conforms
 
 pytest.importorskip("vllm")
 pytest.importorskip("megatron.core")
@@ -96,6 +97,18 @@ def test_records_have_the_agreed_fields_in_order(strict: Path, native: Path) -> 
             assert list(record["seconds"]) == [
                 *("rollout", "reward", "recompute", "update", "sync", "preflight", "checkpoint", "total")
             ]
+
+
+def test_every_file_of_a_run_is_what_its_schema_says(strict: Path, native: Path) -> None:
+    for out in (strict, native):
+        for line in (out / "steps.jsonl").read_text().splitlines():
+            conforms("grpo-step", json.loads(line))
+        files = {"config.json": "grpo-config", "evidence.json": "grpo-evidence"}
+        files |= {str(path.relative_to(out)): "verdict" for path in out.glob("preflight/*.json")}
+        files |= {str(path.relative_to(out)): "grpo-checkpoint" for path in out.glob("checkpoints/*/checkpoint.json")}
+        assert len(files) > 3
+        for name, schema in files.items():
+            conforms(schema, json.loads((out / name).read_text()))
 
 
 def test_the_buffer_tells_which_weights_made_which_token(strict: Path) -> None:
