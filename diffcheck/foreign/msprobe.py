@@ -1,9 +1,9 @@
 """MindStudio's msProbe, PyTorch, level L0 or mix, task tensor.
 
 Format: ``msprobe/core/dump/data_dump/json_writer.py`` and ``data_processor/{base,pytorch_processor}.py`` of
-mindstudio-probe 26.2.0. ``step{n}/rank{r}/dump.json`` (``proc{pid}`` without ranks) has ``task``, ``level``, ``data``; it maps
-``Module.{path}.{Class}.forward.{call}`` to ``input_args``, ``input_kwargs``, ``output``, lists of descriptions, whose
-``data_name`` is a file of ``dump_tensor_data/``. Tasks of statistics or checksums hold no values.
+mindstudio-probe 26.2.0. ``step{n}/rank{r}/dump.json`` (``proc{pid}`` without ranks) has ``task``, ``level``, ``data``,
+which maps ``Module.{path}.{Class}.forward.{call}`` to ``input_args``, ``input_kwargs``, ``output``: lists of
+descriptions, whose ``data_name`` is a file of ``dump_tensor_data/``. Statistics and checksums hold no values.
 """
 
 from __future__ import annotations
