@@ -51,7 +51,7 @@ lock: $(STAMP) ## Write the wheels' digests into requirements/ again, after a ve
 
 test: $(STAMP) $(CLANG) $(OTHER_TRITON) $(MODEL) ## Lint, types and the default tests
 	@$(MAKE) --no-print-directory lint
-	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) -m "not exhaustive" $(ARGS)
+	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) --durations=20 -m "not exhaustive" $(ARGS)
 
 test-fast: $(STAMP) ## What a person runs before each commit: no engine is started, no kernel compiled
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not exhaustive and not engines" $(FAST) $(ARGS)
