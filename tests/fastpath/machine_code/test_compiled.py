@@ -179,6 +179,7 @@ REACHING_ALL = (
     *("residual_add/bfloat16", "embedding/bfloat16", "kv_cache/bfloat16", "attention/mfma-cdna3-g8/bfloat16/64/"),
     *("row_linear/mfma-cdna3-g8/bfloat16/64/bias", "lm_head_logprob/mfma-cdna3-g8/bfloat16/64", "logsumexp"),
     *("logprob/bfloat16", "all_logprobs", "processed_logits", "row_linear_norm/mfma-cdna3-g8"),
+    *("entropy", "moe_router/before_top_k", "moe_combine/bfloat16", "linear/mfma-cdna3-g8/bfloat16/64/experts"),
 )
 
 
