@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import InputError
-from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json, write_text
 from diffcheck.base.progress import ProgressLine
 from diffcheck.cli.commands import app, run_settings, with_run_options
 from diffcheck.gate import Rules, Subject, exit_code, judge, junit, read_subject
@@ -88,8 +87,9 @@ def gate(
         write_text(junit_out, junit(judged))
     if json_out:
         listed = [{"name": s.name, "verdict": s.verdict, "rules": [asdict(r) for r in rs]} for s, rs in judged]
-        write_text(json_out, json.dumps({"schema": 1, "subjects": listed}, indent=1) + "\n")
-    out = Terminal()
+        write_json(json_out, {"schema": 1, "subjects": listed})
+    # With the answers alone on standard output, what is told goes beside it.
+    out = Terminal(stderr=json_out == STANDARD_OUTPUT)
     for subject, rulings in judged:
         for ruling in rulings:
             word = ruling.outcome.replace("_", " ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from diffcheck.base.console import Terminal
 from diffcheck.base.errors import ExitCode, InputError
-from diffcheck.base.files import check_writable, write_text
+from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json
 from diffcheck.base.progress import ProgressLine
 from diffcheck.capture.adapter import ENGINES
 from diffcheck.cli.commands import app, run_settings, with_run_options
@@ -55,7 +54,8 @@ def twice(
     if json_out:
         check_writable(json_out)
     chosen = tuple(dict.fromkeys(condition or CONDITIONS))
-    out = Terminal()
+    # With the answers alone on standard output, what is told goes beside it.
+    out = Terminal(stderr=json_out == STANDARD_OUTPUT)
 
     def tell(repeat: Repeat) -> None:
         equal = repeat.exit_code is ExitCode.EQUAL
@@ -67,7 +67,7 @@ def twice(
         results = run_twice(settings, engine, chosen, progress, neighbours=neighbours, told=tell)
     if json_out:
         listed = [result.to_json() for result in results]
-        write_text(json_out, json.dumps({"schema": 1, "engine": engine, "runs": listed}, indent=1) + "\n")
+        write_json(json_out, {"schema": 1, "engine": engine, "runs": listed})
     codes = {result.exit_code for result in results}
     worst = next(
         c for c in (ExitCode.DIVERGED, ExitCode.NOT_COMPARABLE, ExitCode.INCONCLUSIVE, ExitCode.EQUAL) if c in codes
