@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcheck.base.documents import DocumentError, parse_json, read_bounded
 from diffcheck.base.errors import InputError
 from reference.files import write_atomically
 
@@ -28,6 +30,26 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path}: folder {folder} does not exist", "create it, or choose another place")
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"{path}: cannot be written", "choose another place")
+
+
+def read_lines(path: Path, limit: int) -> Iterator[tuple[int, Any]]:
+    """(line number, value) of each line of a file of JSON lines; blank ones are skipped.
+
+    Raises:
+        InputError: the file cannot be read or is larger than ``limit`` bytes, or a line is no JSON; it is named.
+    """
+    try:
+        text = read_bounded(path, limit)
+    except DocumentError as error:
+        raise InputError(f"{path}: {error}", "split the file") from None
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            data = parse_json(line, literals=True)
+        except DocumentError as error:
+            raise InputError(f"{path}:{number}: {error}", "one JSON object a line, in UTF-8") from None
+        yield number, data
 
 
 class Told(NamedTuple):

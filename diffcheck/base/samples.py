@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from diffcheck.base.documents import MIB, DocumentError, finite, parse_json, read_bounded
+from diffcheck.base.documents import MIB, finite
 from diffcheck.base.errors import InputError
-from diffcheck.base.files import write_text
+from diffcheck.base.files import read_lines, write_text
 from diffcheck.base.recorded import check_recorded
 
 #: Bytes of the largest samples file that is read: of some million tokens.
@@ -140,17 +140,7 @@ def load_samples(path: Path) -> list[Sample]:
         raise InputError(f"{path}: no such samples file", "give an existing JSON-lines file with --samples")
     samples: list[Sample] = []
     seen: dict[str | int | None, int] = {}
-    try:
-        text = read_bounded(path, _LIMIT)
-    except DocumentError as error:
-        raise InputError(f"{path}: {error}", "split the file") from None
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            data = parse_json(line, literals=True)
-        except DocumentError as error:
-            raise InputError(f"{path}:{number}: {error}", "one JSON object a line, in UTF-8") from None
+    for number, data in read_lines(path, _LIMIT):
         where = f"{path}:{number}"
         if isinstance(data, dict) and (ours := sorted(_OURS & set(data))):
             raise InputError(f"{where}: field {ours[0]!r} is not read from a file", "take it out")

@@ -9,6 +9,7 @@ from typing import Any
 
 from diffcheck.base.documents import MIB, DocumentError, parse_json, read_bounded
 from diffcheck.base.errors import InputError
+from diffcheck.base.files import read_lines
 
 #: Bytes of the largest file of tensors, and of the largest tensor, that is read.
 TENSOR_LIMIT = 16 * 1024 * MIB
@@ -79,18 +80,8 @@ def load_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         InputError: a line is no JSON object; it is named.
     """
     check_plain(path, TEXT_LIMIT)
-    try:
-        text = read_bounded(path, TEXT_LIMIT)
-    except DocumentError as error:
-        raise InputError(f"{path}: {error}", "split the file") from None
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if not line.strip():
-            continue
+    for number, data in read_lines(path, TEXT_LIMIT):
         where = f"{path}:{number}"
-        try:
-            data = parse_json(line, literals=True)
-        except DocumentError as error:
-            raise InputError(f"{where}: {error}", "one JSON object a line, in UTF-8") from None
         if not isinstance(data, dict):
             raise InputError(f"{where}: is no JSON object", "one JSON object a line, in UTF-8")
         yield where, data

@@ -63,10 +63,10 @@ def read_msprobe(
     dump.unused |= later
     for name, (inputs, outputs) in calls.items():
         taken = _tensors(inputs, folder, file), _tensors(outputs, folder, file)
-        before = len(dump.unused)
-        for boundary, tensor in boundaries_of(name, *taken, config):
+        found_of = list(boundaries_of(name, *taken, config))
+        for boundary, tensor in found_of:
             dump.put(boundary, rows, tensor, name)
-        if len(dump.unused) == before and not any(boundaries_of(name, *taken, config)):
+        if not found_of:
             dump.unused.add(name)
     return dump, fed
 

@@ -80,7 +80,7 @@ class _Side:
         node = node_of(trace, boundary)
         operator = operator_name("all_reduce" if node.operator == "all_reduce" else boundary)
         self.answer = answer = Inference(boundary, operator, trace.header.engine, "inconclusive")
-        self._rows, self._clock, self._progress = rows, Clock(budget), progress
+        self._rows, self._progress = rows, progress
         self._asked: tuple[Site, Candidates] | None = None
         weights = TracedWeights(model, trace.header.object.weights, trace.header.dtype)
         progress(f"reading {boundary}", 0, 0)

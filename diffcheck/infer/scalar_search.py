@@ -112,7 +112,8 @@ class _Search:
     def __init__(self, question: Site, scalar: Scalar, rows: int, contracts: Sequence[Contract], clock: Clock) -> None:
         self._question, self._scalar, self._rows = question, scalar, rows
         self._contracts, self._clock = contracts, clock
-        self._some = Trial(question, rows).levels[:-1][-1]
+        self._configured = Trial(question, rows)
+        self._some = self._configured.levels[-2]
 
     def run(self) -> FoundScalar | None:
         scalar = self._scalar
@@ -150,8 +151,7 @@ class _Search:
                 return None
             if not self._fits(value, contract):
                 continue
-            trial = Trial(self._question, self._rows)
-            score = trial.score(contract, trial.levels[-1])
+            score = self._configured.score(contract, self._configured.levels[-1])
             if score is None or score.elements - score.matching < _EVIDENCE[kind]:
                 continue
             # Numbers that are counted, or one of two, have no neighbours.

@@ -19,11 +19,11 @@ from fastpath.backend import DTYPES, current_target, launch, require_tensor, req
 from fastpath.collectives.merge import merge_parts
 from fastpath.primitives import narrow
 from fastpath.products import schedules
-from fastpath.products.matmul import require_contract, step_of, subtree
+from fastpath.products.matmul import EXPLICIT, require_contract, step_of, subtree
 from fastpath.products.schedules import Schedule
 from reference.operators.linear import LinearContract
 
-_EXPLICIT = tl.constexpr(2)
+_EXPLICIT = tl.constexpr(EXPLICIT)
 
 
 class Groups(NamedTuple):

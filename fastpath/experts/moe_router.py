@@ -16,6 +16,7 @@ import triton.language as tl
 from fastpath._tensors import TRITON_TYPES, accepted
 from fastpath.backend import launch, require_tensor
 from fastpath.primitives import div_rn, exp, narrow, ordered, pairs_tree, unordered
+from fastpath.rows.rms_norm import lanes_of
 from reference.operators.moe_router import MoeRouterContract
 
 IMPLEMENTED = (
@@ -25,7 +26,6 @@ IMPLEMENTED = (
     ("rounding.logits", "float32"),
     ("primitives.exp", "rlk"),
 )
-LANES = 256
 #: Most experts, and most of them for a token: rows stay in registers, and the choice is unrolled.
 MOST_EXPERTS, MOST_CHOSEN = 1024, 32
 
@@ -76,6 +76,7 @@ def moe_router_kernel(
     x = tl.load(logits + row * EXPERTS + column, mask=inside, other=float("-inf"))
     # + 0: zeros of both signs tie. The lower half grows as the index falls.
     key = (ordered(x + 0.0).to(tl.int64) << 32) + (BLOCK - 1 - column)
+    maximum = unordered((tl.max(key, axis=0) >> 32).to(tl.int32))
     chosen = tl.full([SLOTS], float("-inf"), tl.float32)
     index = tl.zeros([SLOTS], tl.int64)
     for step in tl.static_range(K):
@@ -84,8 +85,6 @@ def moe_router_kernel(
         chosen = tl.where(slot == step, unordered((best >> 32).to(tl.int32)), chosen)
         index = tl.where(slot == step, place, index)
         key = tl.where(column == place, -(2**63), key)
-    largest = tl.max(tl.where(slot == 0, ordered(chosen), -(2**31)), axis=0)
-    maximum = unordered(largest)
     weight = tl.where(slot < K, exp(chosen - maximum), 0.0)
     if BEFORE:
         everything = lanes_sum(tl.where(inside, exp(x - maximum), 0.0), WIDTH, BLOCK)
@@ -130,17 +129,12 @@ def moe_router(logits: torch.Tensor, k: int, contract: MoeRouterContract) -> Moe
             options={"num_warps": 1},
             EXPERTS=number,
             K=k,
-            WIDTH=min(LANES, _power_within(number)),
+            WIDTH=lanes_of(number),
             BLOCK=triton.next_power_of_2(number),
-            SLOT_WIDTH=_power_within(k),
+            SLOT_WIDTH=lanes_of(k),
             SLOTS=triton.next_power_of_2(k),
             BEFORE=contract.order.softmax == "before_top_k",
             RENORMALISE=contract.order.renormalise,
             DTYPE=TRITON_TYPES[dtype],
         )
     return MoeRouterResult(experts, weights)
-
-
-def _power_within(count: int) -> int:
-    """The largest power of two that is not above ``count``."""
-    return 1 << (count.bit_length() - 1)

@@ -68,8 +68,7 @@ def entropy(
     sums_of.require_contract(sums)
     require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
     rows = logits.shape[0]
-    for name, part in lse._asdict().items():
-        require_tensor(part, f"lse.{name}", f"tokens={rows}", torch.float32)
+    sums_of.require_result(lse, rows)
     term = FORMULAS[contract.order.formula]
     parts = sums_of.segment_sums(logits, lse.maximum, sums, term=term, of=contract)
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)

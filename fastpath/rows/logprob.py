@@ -11,7 +11,7 @@ import triton.language as tl
 
 from fastpath.backend import DTYPES, launch, require_fields, require_tensor
 from fastpath.primitives import exp, log, narrow
-from fastpath.rows.logsumexp import LogsumexpResult
+from fastpath.rows.logsumexp import LogsumexpResult, require_result
 from reference.gradients import LogprobBackwardContract
 from reference.operators.logprob import LogprobContract
 
@@ -71,8 +71,7 @@ def logprob(
     require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
     rows, columns = logits.shape
     require_tensor(targets, "targets", f"tokens={rows}", torch.int64, torch.int32)
-    for name, part in lse._asdict().items():
-        require_tensor(part, f"lse.{name}", f"tokens={rows}", torch.float32)
+    require_result(lse, rows)
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block = 128
@@ -118,8 +117,7 @@ def all_logprobs(logits: torch.Tensor, lse: LogsumexpResult, contract: LogprobCo
     require_contract(contract)
     require_tensor(logits, "logits", "tokens, vocabulary", torch.float32)
     rows, columns = logits.shape
-    for name, part in lse._asdict().items():
-        require_tensor(part, f"lse.{name}", f"tokens={rows}", torch.float32)
+    require_result(lse, rows)
     out = torch.empty_like(logits)
     if out.numel():
         block = 1024

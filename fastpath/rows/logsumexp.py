@@ -222,6 +222,16 @@ def finish(sums: torch.Tensor, maximum: torch.Tensor, contract: LogsumexpContrac
     return LogsumexpResult(value, maximum, total)
 
 
+def require_result(lse: LogsumexpResult, rows: int) -> None:
+    """Check the parts of a log-sum-exp of ``rows`` rows.
+
+    Raises:
+        TypeError, ValueError: dtype, shape, layout or device.
+    """
+    for name, part in lse._asdict().items():
+        require_tensor(part, f"lse.{name}", f"tokens={rows}", torch.float32)
+
+
 def require_contract(contract: LogsumexpContract) -> None:
     """Refuse what the kernels do not compute: UnsupportedError naming the field."""
     require_fields(

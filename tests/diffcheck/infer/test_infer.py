@@ -31,23 +31,9 @@ from reference.contract import profile, space
 from reference.models.config import ModelConfig
 from tests.diffcheck.cli.test_cli import rlk
 from tests.diffcheck.engine_cases import scored_samples
+from tests.diffcheck.infer.conftest import SHAPE
 
-SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 61,
-}
 Capture = Callable[..., Trace]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_random_model(folder, **SHAPE)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from diffcheck.base.bits import UIntArray
-from diffcheck.base.models import make_random_model
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.reference import Adapter
@@ -33,24 +32,9 @@ from reference.primitives.rope_scaling import RopeParameters
 from tests.diffcheck.engine_cases import scored_samples
 from tests.schemas import conforms
 
-SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 61,
-}
 PROFILE = "strict-v1/hopper-k16"
 ATTENTION = "layers.0.self_attn"
 Capture = Callable[..., Trace]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_random_model(folder, **SHAPE)
-    return folder
 
 
 @pytest.fixture(scope="module")
