@@ -22,7 +22,10 @@ IMPLEMENTED = (
     ("order.softmax", ("before_top_k", "after_top_k")),
     ("order.renormalise", (True, False)),
     ("order.sum", "lanes-tree-256"),
+    ("order.rank", "logits"),
+    ("order.ties", "lowest_index"),
     ("rounding.logits", "float32"),
+    ("rounding.scores", "float32"),
     ("primitives.exp", "rlk"),
 )
 LANES = 256
