@@ -197,6 +197,8 @@ class Adapter:
             own = f"{name}.self_attn.attention"
             facts.add("scale", own, 1.0 / float(c.head_dim) ** 0.5)
             facts.add("heads", own, [c.num_attention_heads, c.num_key_value_heads])
+            if c.is_sparse(n):
+                facts.add("experts_per_token", f"{name}.mlp", c.num_experts_per_tok)
             for x in "kv":
                 facts.add("kv_scale", f"{name}.self_attn.{x}_cache", 1.0)
         facts.add("epsilon", "norm", c.rms_norm_eps)

@@ -338,10 +338,15 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedModelError(f"decoder_sparse_step {step!r} must be an integer of at least 1")
     if not isinstance(only, list | tuple) or any(type(n) is not int or not 0 <= n < layers for n in only):
         raise UnsupportedModelError(f"mlp_only_layers {only!r} are not layers from 0 to {layers - 1}")
+    # transformers 4 wrote the one name, 5 writes the other.
+    numbers = [config[key] for key in ("num_experts", "num_local_experts") if config.get(key) is not None]
+    if len(set(map(repr, numbers))) != 1:
+        said = "contradict each other" if numbers else "are both missing"
+        raise UnsupportedModelError(f"num_experts and num_local_experts {said}")
     if type(norm := config.get("norm_topk_prob", False)) is not bool:
         raise UnsupportedModelError(f"norm_topk_prob {norm!r} must be true or false")
     return {
-        "num_experts": int(config["num_experts"]),
+        "num_experts": int(numbers[0]),
         "num_experts_per_tok": int(config["num_experts_per_tok"]),
         "moe_intermediate_size": int(config["moe_intermediate_size"]),
         "norm_topk_prob": norm,

@@ -28,7 +28,8 @@ UNDERSTOOD = _words(
 MOE_ARCHITECTURE = "Qwen3MoeForCausalLM"
 #: Keys that `ModelConfig` reads of it, and only of it.
 UNDERSTOOD_MOE = _words(
-    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers"
+    """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step
+    mlp_only_layers"""
 )
 #: Keys of it that change no logit of a given sequence: they are for training's auxiliary loss, and for telling of it.
 INERT_MOE = _words("output_router_logits router_aux_loss_coef")

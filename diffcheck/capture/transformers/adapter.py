@@ -245,6 +245,8 @@ class Adapter:
                 facts.norm(f"{name}.self_attn.k_norm", attention.k_norm)
             for x in "qkvo":
                 facts.linear(f"{name}.self_attn.{x}_proj", getattr(attention, f"{x}_proj"))
+            if self.config.is_sparse(n):
+                facts.add("experts_per_token", f"{name}.mlp", int(layer.mlp.gate.top_k))
             for x in () if self.config.is_sparse(n) else ("gate", "up", "down"):
                 facts.linear(f"{name}.mlp.{x}_proj", getattr(layer.mlp, f"{x}_proj"))
             own, size = f"{name}.self_attn.attention", int(attention.head_dim)

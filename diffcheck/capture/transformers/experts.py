@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from diffcheck.base.errors import EngineError
+from diffcheck.capture.experts import ascending, by_token, weights_by_expert
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import Rows
@@ -70,18 +71,16 @@ class _Router:
         return output
 
     def _choice(self, experts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        ascending = experts.sort(dim=-1).values.float()
-        seen = self._see("topk_experts", ascending)
-        if seen is not ascending:
+        numbers = ascending(experts)
+        seen = self._see("topk_experts", numbers)
+        if seen is not numbers:
             assert self._scores is not None
             experts = seen.long()
             chosen = self._scores.gather(-1, experts)
             if self._gate.norm_topk_prob:
                 chosen /= chosen.sum(dim=-1, keepdim=True)
             weights = chosen.to(weights.dtype)
-        # float32 holds every weight exactly, whatever its format.
-        by_expert = weights.new_full((len(weights), self._gate.num_experts), float("nan")).float()
-        by_expert.scatter_(1, experts, weights.float())
+        by_expert = weights_by_expert(weights, experts, self._gate.num_experts)
         return experts, self._see("topk_weights", by_expert).gather(1, experts).to(weights.dtype)
 
     def _see(self, part: str, tensor: Tensor) -> Tensor:
@@ -150,8 +149,7 @@ class _Experts:
         """[tokens that chose the expert, width], as a row for every token."""
         if not self._recorder.wants(f"{self._name}.{part}"):
             return tensor
-        whole = tensor.new_full((len(self._rows()), tensor.shape[1]), float("nan"))
-        whole[token] = tensor
+        whole = by_token(tensor, token, len(self._rows()))
         seen = self.see(part, whole)
         return tensor if seen is whole else seen[token]
 

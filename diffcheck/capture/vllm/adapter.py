@@ -14,6 +14,7 @@ from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, with_logprobs
+from diffcheck.capture.experts import check_experts
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.strict import vllm_path
@@ -48,6 +49,7 @@ class Adapter:
             )
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
+        check_experts(self.config, options)
         check_ranks(self.config, options.tensor_parallel)
         if len(set(self.config.layer_windows)) > 1:
             raise InputError(
