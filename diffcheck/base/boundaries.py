@@ -3,9 +3,9 @@
 A boundary is the output of one operator as a logical global tensor [rows, width]: rows ordered by (sample, position),
 packing, paging, batching and sharding undone. Names follow the Hugging Face module tree.
 
-An expert's boundaries have a row for every token, NaN where the router did not choose it for that token: two engines are
-joined by (sample, position, expert), in whatever order they dispatched. Chosen experts are whole numbers in float32,
-ascending; their weights have a column for every expert.
+An expert's boundaries have a row for every token, NaN where the router did not choose it for that token: two engines
+are joined by (sample, position, expert), in whatever order they dispatched. Chosen experts are whole numbers in
+float32, ascending; their weights have a column for every expert.
 """
 
 from __future__ import annotations

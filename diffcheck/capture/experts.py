@@ -32,6 +32,19 @@ def check_experts(config: ModelConfig, options: EngineOptions) -> None:
         )
 
 
+def function_mode(handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """A context in which ``handler(function, args, kwargs)`` stands for every call of a function of tensors: it calls
+    the function itself, and may look at what goes in and comes out.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handler(function, args, kwargs or {})
+
+    return Mode()
+
+
 def by_token(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     """``values`` [chosen, width] of the tokens ``token`` [chosen], as a row for every token: NaN where it has none."""
     whole = values.new_full((tokens, *values.shape[1:]), float("nan"))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.experts import See, by_token
+from diffcheck.capture.experts import See, by_token, function_mode
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Recorder
 
@@ -50,12 +50,23 @@ class _Block:
         return lambda x: self._shown("gate", gating(x))
 
     def _routing(self, routing: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
         def run(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-            with _seeing_scores(lambda x: self._shown("scores", x), logits.shape[-1]):
+            def passing(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                output = function(*args, **kwargs)
+                if function is not torch.softmax or not self._router.config.moe_router_pre_softmax:
+                    return output
+                # The router narrows its scores to the logits' format before it ranks them: that is what they are.
+                return self._shown("scores", output.type_as(args[0]))
+
+            with function_mode(passing):
                 probabilities, chosen = routing(logits, *args, **kwargs)
             k = int(self._router.topk)
             if not bool((chosen.sum(dim=-1) == k).all()):
-                raise EngineError(f"{self._name}: a token has other than {k} experts", "token dropping is not supported")
+                raise EngineError(
+                    f"{self._name}: a token has other than {k} experts", "token dropping is not supported"
+                )
             experts = chosen.nonzero()[:, 1].view(-1, k)
             as_numbers = experts.float()
             seen = self._shown("topk_experts", as_numbers)
@@ -107,24 +118,23 @@ class _Block:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             import torch
-            from torch.overrides import TorchFunctionMode
 
             products = (torch.Tensor.mul, torch.Tensor.__mul__, torch.mul)
             found: list[bool] = []
 
-            class Mode(TorchFunctionMode):  # type: ignore[misc]
-                def __torch_function__(_self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                    output = function(*args, **(kwargs or {}))
-                    if function in products and not found:
-                        found.append(True)
-                        return block._rows(part, output, e)
+            def passing(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                output = function(*args, **kwargs)
+                if function not in products or found:
                     return output
+                found.append(True)
+                return self._rows(part, output, e)
 
-            block = self
-            with Mode():
+            with function_mode(passing):
                 output = forward(*args, **kwargs)
             if not found:
-                raise EngineError(f"{self._name}.{part}: no gated product was seen", "this release computes it otherwise")
+                raise EngineError(
+                    f"{self._name}.{part}: no gated product was seen", "this release computes it otherwise"
+                )
             return output
 
         return run
@@ -143,27 +153,3 @@ class _Block:
         flat = tensor.reshape(-1, tensor.shape[-1])
         seen = self._see(f"{self._name}.{part}", flat)
         return tensor if seen is flat else seen.reshape(tensor.shape)
-
-
-class _seeing_scores:  # noqa: N801 (a context manager)
-    """Shows the softmax of all experts that a router takes inside."""
-
-    def __init__(self, see: Callable[[Tensor], Tensor], number: int) -> None:
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        class Mode(TorchFunctionMode):  # type: ignore[misc]
-            def __torch_function__(_self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                output = function(*args, **(kwargs or {}))
-                whole = function is torch.softmax and output.shape[-1] == number == args[0].shape[-1]
-                # The router narrows its scores to the logits' format before it ranks them: that is what they are.
-                return see(output.type_as(args[0])) if whole else output
-
-        self._mode = Mode()
-
-    def __enter__(self) -> None:
-        self._mode.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
-

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.experts import ascending, by_token, weights_by_expert
+from diffcheck.capture.experts import ascending, by_token, function_mode, weights_by_expert
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import Rows
@@ -38,34 +38,24 @@ def tap_experts(taps: Taps, block: Any, name: str, recorder: Recorder, rows: Cal
     taps.output(block.experts, combined)
 
 
-def _mode(handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    from torch.overrides import TorchFunctionMode
-
-    class Mode(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return handler(function, args, kwargs or {})
-
-    return Mode()
-
-
 class _Router:
     def __init__(self, gate: Any, name: str, recorder: Recorder, rows: Callable[[], Rows]) -> None:
         self._gate, self._name, self._recorder, self._rows = gate, name, recorder, rows
         self._scores: Tensor | None = None
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with _mode(self._pass):
+        with function_mode(self._pass):
             logits, weights, experts = forward(*args, **kwargs)
         experts, weights = self._choice(experts, weights)
         return logits, weights, experts
 
     def _pass(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import torch.nn.functional as F
+        from torch.nn import functional
 
         output = function(*args, **kwargs)
-        if function is F.linear:
+        if function is functional.linear:
             return self._see("gate", output)
-        if function is F.softmax:
+        if function is functional.softmax:
             self._scores = self._see("scores", output)
             return self._scores
         return output
@@ -102,7 +92,7 @@ class _Experts:
 
     def run(self, forward: Callable[..., Any], hidden: Tensor, chosen: Tensor, weights: Tensor) -> Any:
         self._chosen, self._hit = chosen, set()
-        with _mode(self._pass):
+        with function_mode(self._pass):
             output = forward(hidden, chosen, weights)
         if self._hit != set(chosen.unique().tolist()):
             raise EngineError(
@@ -122,9 +112,9 @@ class _Experts:
 
     def _pass(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import torch
-        import torch.nn.functional as F
+        from torch.nn import functional
 
-        if function is not F.linear:
+        if function is not functional.linear:
             return function(*args, **kwargs)
         x, weight, *others = args
         kind, e = self._where[weight.data_ptr()]

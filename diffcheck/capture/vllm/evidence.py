@@ -34,7 +34,9 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
         "operators": {
             "rms_norm": of(lambda layer: _forward_name(layer.input_layernorm)),
             "rotary_emb": of(lambda layer: _forward_name(layer.self_attn.rotary_emb)),
-            "silu_and_mul": of(lambda layer: _forward_name(layer.mlp.act_fn) if hasattr(layer.mlp, "act_fn") else _experts(layer.mlp)),
+            "silu_and_mul": of(
+                lambda layer: _experts(layer.mlp) if hasattr(layer.mlp, "experts") else _forward_name(layer.mlp.act_fn)
+            ),
             "linear": of(lambda layer: _name(layer.self_attn.qkv_proj.quant_method)),
         },
         "dtype": str(runner.dtype).removeprefix("torch."),

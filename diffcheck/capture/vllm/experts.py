@@ -31,9 +31,11 @@ def tap_experts(taps: Taps, live: Any, block: Module, prefix: str) -> None:
             live.recorder.cannot_observe(boundary.name, FUSED)
     taps.output(
         block.gate,
-        lambda out: live.safely(lambda o: (live.seen(f"{prefix}.gate", o[0]), *o[1:]), out)
-        if isinstance(out, tuple)
-        else live.safely(lambda o: live.seen(f"{prefix}.gate", o), out),
+        lambda out: (
+            live.safely(lambda o: (live.seen(f"{prefix}.gate", o[0]), *o[1:]), out)
+            if isinstance(out, tuple)
+            else live.safely(lambda o: live.seen(f"{prefix}.gate", o), out)
+        ),
     )
     number = live.config.num_experts
 
