@@ -138,18 +138,19 @@ def moe_scores(logits: Float32Array, contract: MoeRouterContract, bias: Float32A
         bias = narrow(float_array(bias, "bias", f"experts={logits.shape[1]}"), contract.rounding.bias)
         if np.isnan(bias).any():
             raise ValueError("bias: NaN has no rank among experts")
-    weighs = contract.order.bias == "choice_and_weight" and bias is not None
-    if weighs and contract.order.rank == "logits":
-        logits = logits + bias
+    weighs = contract.order.bias == "choice_and_weight"
+    if bias is not None and weighs and contract.order.rank == "logits":
+        logits, bias = logits + bias, None
     scores = logits
     if contract.order.softmax == "before_top_k":
         scores = exp(logits - row_maximum(logits)[:, None], contract.primitives.exp)
         scores = scores / row_sum(scores, contract.order.sum)[:, None]
         scores = narrow(scores, contract.rounding.scores)
     ranked = logits if contract.order.rank == "logits" else scores
-    if bias is not None and not (weighs and contract.order.rank == "logits"):
-        ranked = ranked + bias
-    return MoeScores(ranked, ranked if weighs and contract.order.rank == "scores" else scores)
+    if bias is None:
+        return MoeScores(ranked, scores)
+    ranked = ranked + bias
+    return MoeScores(ranked, ranked if weighs else scores)
 
 
 @quiet()
@@ -164,8 +165,10 @@ def moe_choice(ranked: Float32Array, k: int, contract: MoeRouterContract) -> NDA
     if not 1 <= k <= number:
         raise ValueError(f"k: must be 1 to {number}, the number of experts, got {k}")
     if contract.order.ties == "lowest_index":
-        return np.argsort(-ranked, axis=1, kind="stable")[:, :k]
-    return number - 1 - np.argsort(-ranked[:, ::-1], axis=1, kind="stable")[:, :k]
+        chosen = np.argsort(-ranked, axis=1, kind="stable")[:, :k]
+    else:
+        chosen = number - 1 - np.argsort(-ranked[:, ::-1], axis=1, kind="stable")[:, :k]
+    return np.asarray(chosen, np.int64)
 
 
 @quiet()
