@@ -50,8 +50,12 @@ lock: $(STAMP) ## Write the wheels' digests into requirements/ again, after a ve
 	$(BIN)/python -m tools.lock requirements/*.txt
 
 test: $(STAMP) $(CLANG) $(OTHER_TRITON) $(MODEL) ## Lint, types and the default tests
-	@$(MAKE) --no-print-directory lint
-	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) -m "not exhaustive" $(ARGS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@# One process of mypy's beside the tests: before them it would leave a core idle.
+	$(BIN)/mypy & types=$$!; \
+	RLK_OTHER_TRITON=$(CURDIR)/$(OTHER_TRITON) $(BIN)/python -m pytest $(SPREAD) --durations=20 -m "not exhaustive" $(ARGS); code=$$?; \
+	wait $$types || { echo "mypy failed: its findings stand above the tests"; [ $$code -ne 0 ] || code=1; }; exit $$code
 
 test-fast: $(STAMP) ## What a person runs before each commit: no engine is started, no kernel compiled
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not exhaustive and not engines" $(FAST) $(ARGS)

@@ -45,4 +45,5 @@ def test_the_version_and_a_verdict_on_standard_output(tmp_path: Path) -> None:
     assert done.code == 0 and written["verdict"] == "equal"
     repeat = written["evidence"]["repeat"]
     assert repeat["command"] and repeat["processor"] and repeat["rlk"] == rlk.__version__
+    assert repeat["model"] is None and repeat["seed"] is None
     assert len(repeat["model_sha256"]) == len(repeat["samples_sha256"]) == 64

@@ -85,6 +85,7 @@ EXTRAS = {
     "matplotlib": ("figures", "pip install 'rlk[report]'"),
     "tensorboard": ("TensorBoard events", "pip install 'rlk[report]'"),
     "ray": ("engines as Ray actors", "pip install 'rlk[ray]'"),
+    "pyarrow": ("TRL's parquet files", "pip install 'rlk[parquet]'"),
     "nbclient": ("notebooks", "pip install 'rlk[notebooks]'"),
 }
 

@@ -139,6 +139,15 @@ def could_be(name: str, config: ModelConfig) -> bool:
     return config == replace(ModelConfig.from_dict({**_TINY, **own}), dtype=config.dtype)
 
 
+def model_name(folder: Path) -> str:
+    """What people call the model in ``folder``: a built-in one's name, that of a snapshot in Hugging Face's cache, or
+    the folder's own.
+    """
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return next((name for name in BUILT_IN if folder.name == f"{name}-{_RECIPE}"), folder.name)
+
+
 def cache_folder() -> Path:
     """Where built-in models are kept: ``$RLK_CACHE``, else ``~/.cache/rlk``."""
     return Path(os.environ.get("RLK_CACHE") or Path.home() / ".cache" / "rlk")

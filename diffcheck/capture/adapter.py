@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.errors import InputError
+from diffcheck.base.models import model_name
+from diffcheck.base.processor import processor_class
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import ObjectRecord
 from diffcheck.base.samples import Sample
@@ -122,7 +124,7 @@ def write_trace_of(
                     object=record,
                     boundaries={},
                     samples=[s.to_json() for s in samples],
-                    evidence=evidence,
+                    evidence={**evidence, "processor": processor_class(), "model": model_name(options.model)},
                     changed=changed,
                     unobserved=recorder.unobserved,
                 )

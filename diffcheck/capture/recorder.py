@@ -129,6 +129,10 @@ class Recorder:
         if self.wants(boundary):
             self.unobserved[boundary] = why
 
+    def discard(self, boundary: str) -> None:
+        """Forget what has arrived of a boundary, because some of it does not fit."""
+        self._pieces.pop(boundary, None)
+
     def will_not_see(self, rows: Rows, why: str) -> None:
         """Say that most operators never compute ``rows`` (an engine took them from a prefix cache), and why."""
         self._absent.update(dict.fromkeys(rows.places(), why))

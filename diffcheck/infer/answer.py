@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from diffcheck.infer.scalar_search import FoundScalar
 from diffcheck.trace.roles import side_names
 from reference.contract import Contract, Value, diff, fields
 
@@ -54,6 +55,8 @@ class Inference:
     #: Fields on which the whole class agrees.
     decided: dict[str, Value] = field(default_factory=dict)
     undecided: list[Undecided] = field(default_factory=list)
+    #: Where nothing fits: another scalar than the configured one with which a contract gives every bit.
+    scalar: FoundScalar | None = None
     rows: int = 0
     total_rows: int = 0
     #: Outputs looked at in each row, and outputs there are: of a large matrix product some stand for all.
@@ -94,6 +97,8 @@ class Inference:
                 {"field": u.path, "values": list(u.values), "reason": u.reason, "probe": u.probe and dict(u.probe)}
                 for u in self.undecided
             ],
+            "scalar": self.scalar and self.scalar.to_json(),
+            "cause": self.scalar.sentence if self.scalar else "",
             "rows": self.rows,
             "total_rows": self.total_rows,
             "columns": self.columns,

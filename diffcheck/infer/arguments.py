@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from diffcheck.rows import IntArray
 from reference import operators as ops
 from reference.checks import Float32Array
-from reference.contract import Contract
+from reference.contract import Contract, fields
+from reference.formats import FORMATS
+from reference.rounding import round_to
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Arguments:
     rows: Mapping[str, NDArray[Any]]
     #: Shared by the rows: weights, float32.
     weights: Mapping[str, Float32Array] = field(default_factory=dict)
-    #: Numbers of the model and the call: epsilon, theta, head_dim, temperature, ranks, ...
+    #: Numbers of the model and the call: epsilon, theta, head_dim, temperature, ranks, ...; absent ones are the
+    #: operator's own (a scale of 1/sqrt(head_dim), a temperature of 1 inside the log-softmax, no factor of the output).
     facts: Mapping[str, Any] = field(default_factory=dict)
     #: Attention only: keys and values by sample number.
     sequences: Mapping[int, Sequence] = field(default_factory=dict)
@@ -64,7 +67,27 @@ def call(arguments: Arguments, contract: Any) -> Float32Array:
     Raises:
         ValueError: the contract is impossible for these shapes or formats.
     """
-    return _CALLS[arguments.operator](arguments, contract).reshape(len(arguments), -1)
+    with np.errstate(all="ignore"):
+        return _scaled(arguments, contract).reshape(len(arguments), -1)
+
+
+def _scaled(arguments: Arguments, contract: Any) -> Float32Array:
+    """The operator's output, times the call's factor where it has one: before its rounding, or behind it."""
+    operator, facts = _CALLS[arguments.operator], arguments.facts
+    if "factor" in facts:
+        return rounded(operator(arguments, contract) * np.float32(facts["factor"]), contract)
+    if "divisor" in facts:
+        return rounded(operator(arguments, contract) / np.float32(facts["divisor"]), contract)
+    if "inner_factor" in facts:
+        wide = contract.override("rounding.output", "float32")
+        return rounded(operator(arguments, wide) * np.float32(facts["inner_factor"]), contract)
+    return operator(arguments, contract)
+
+
+def rounded(x: Float32Array, contract: Contract) -> Float32Array:
+    """``x`` in the format of the contract's output."""
+    name = "rounding.output" if "rounding.output" in fields(type(contract)) else "rounding.read"
+    return round_to(x, FORMATS[str(contract.get(name))]) if name in fields(type(contract)) else x
 
 
 def _embedding(a: Arguments, contract: Any) -> Float32Array:
@@ -117,7 +140,10 @@ def _attention(a: Arguments, contract: Any) -> Float32Array:
         mine = np.flatnonzero((a.rows["sample"] == sample) & (a.rows["keys"] == visible))
         sequence = a.sequences[sample]
         kv = ops.DenseKeyValues(sequence.keys[:visible], sequence.values[:visible])
-        out[mine] = ops.attention(q[mine], a.rows["position"][mine], kv, contract)
+        where = a.rows["position"][mine]
+        out[mine] = ops.attention(
+            q[mine], where, kv, contract, scale=a.facts.get("scale"), window=a.facts.get("window")
+        )
     return out
 
 
@@ -126,7 +152,10 @@ def _swiglu(a: Arguments, contract: Any) -> Float32Array:
 
 
 def _residual_add(a: Arguments, contract: Any) -> Float32Array:
-    return ops.residual_add(a.rows["x"], a.rows["residual"], contract)
+    x = a.rows["x"]
+    if "branch_factor" in a.facts:
+        x = rounded(x * np.float32(a.facts["branch_factor"]), contract)
+    return ops.residual_add(x, a.rows["residual"], contract)
 
 
 def _processed_logits(a: Arguments, contract: Any) -> Float32Array:
@@ -135,14 +164,20 @@ def _processed_logits(a: Arguments, contract: Any) -> Float32Array:
 
 
 def _logsumexp(a: Arguments, contract: Any) -> Float32Array:
-    return ops.logsumexp(a.rows["x"], contract).value
+    return ops.logsumexp(_tempered(a), contract).value
+
+
+def _tempered(a: Arguments) -> Float32Array:
+    """The logits of a log-softmax that divides them by a temperature of its own."""
+    x: Float32Array = a.rows["x"]
+    return x / np.float32(a.facts["inner_temperature"]) if "inner_temperature" in a.facts else x
 
 
 def _logprob(a: Arguments, contract: Any) -> Float32Array:
     """With the observed log-sum-exp, whose sum is not known; where none was observed, with the one that
     ``facts["logsumexp"]``, a contract, gives.
     """
-    x = a.rows["x"]
+    x = _tempered(a)
     if "lse" in a.rows:
         value = a.rows["lse"][:, 0]
         lse = ops.LogsumexpResult(value, x.max(axis=1), np.full_like(value, np.nan))

@@ -15,6 +15,7 @@ from diffcheck.infer.answer import Inference, Undecided, differences
 from diffcheck.infer.candidates import Candidates
 from diffcheck.infer.journal import Journal
 from diffcheck.infer.probes import decide
+from diffcheck.infer.scalar_search import find_scalar
 from diffcheck.infer.search import Clock, Found, search
 from diffcheck.infer.sites import Site, UnknowableError, node_of, site
 from diffcheck.infer.trial import Trial
@@ -30,6 +31,8 @@ from reference.contract import Contract, Value, fields, operator_name, profile, 
 #: Rows sampled before all are looked at, and seconds per side.
 ROWS = 64
 BUDGET = 60.0
+#: Contracts that fit the other side with which a scalar of this one is looked for.
+_HINTS = 8
 
 
 def infer(
@@ -56,28 +59,60 @@ def infer(
         InputError: no such boundary, or weights that are not the traced ones.
         TraceError: the trace is damaged.
     """
-    started = time.monotonic()
-    node = node_of(trace, boundary)
-    operator = operator_name("all_reduce" if node.operator == "all_reduce" else boundary)
-    answer = Inference(boundary, operator, trace.header.engine, "inconclusive")
-    weights = TracedWeights(model, trace.header.object.weights, trace.header.dtype)
-    progress(f"reading {boundary}", 0, 0)
-    try:
-        question = site(trace, boundary, weights)
-    except UnknowableError as why:
-        answer.reason = str(why)
-        return answer
-    clock = Clock(budget)
-    preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
-    question, trial, candidates, found = _search(trace, question, rows, preferred, clock, progress)
-    _fill(answer, question, candidates, found)
-    answer.columns, answer.width = trial.width, question.target.shape[1]
-    if answer.fits:
-        answer.decided, answer.undecided = _fields(
-            question, candidates, [*found.fits, *found.pending], clock if probe else Clock(0)
-        )
-    answer.seconds = time.monotonic() - started
-    return answer
+    return _Side(trace, boundary, model, rows, budget, prefer, probe, progress).answer
+
+
+class _Side:
+    """One side's answer, and what it takes to go on where no contract fits."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        boundary: str,
+        model: Path,
+        rows: int,
+        budget: float,
+        prefer: IntArray | None,
+        probe: bool,
+        progress: Progress,
+    ) -> None:
+        started = time.monotonic()
+        node = node_of(trace, boundary)
+        operator = operator_name("all_reduce" if node.operator == "all_reduce" else boundary)
+        self.answer = answer = Inference(boundary, operator, trace.header.engine, "inconclusive")
+        self._rows, self._clock, self._progress = rows, Clock(budget), progress
+        self._asked: tuple[Site, Candidates] | None = None
+        weights = TracedWeights(model, trace.header.object.weights, trace.header.dtype)
+        progress(f"reading {boundary}", 0, 0)
+        try:
+            question = site(trace, boundary, weights)
+        except UnknowableError as why:
+            answer.reason = str(why)
+            return
+        clock = self._clock = Clock(budget)
+        preferred = None if prefer is None else np.flatnonzero(np.isin(question.rows, prefer))
+        question, trial, candidates, found = _search(trace, question, rows, preferred, clock, progress)
+        _fill(answer, question, candidates, found)
+        answer.columns, answer.width = trial.width, question.target.shape[1]
+        if answer.fits:
+            answer.decided, answer.undecided = _fields(
+                question, candidates, [*found.fits, *found.pending], clock if probe else Clock(0)
+            )
+        else:
+            self._asked = question, candidates
+            self.look_for_scalar([found.nearest] if found.nearest is not None else [])
+        answer.seconds = time.monotonic() - started
+
+    def look_for_scalar(self, hints: Sequence[Contract]) -> None:
+        """Where no contract fits: whether one does with another scalar than the configured one, in the time left."""
+        if self._asked is None or self.answer.scalar is not None or self._clock.over:
+            return
+        try:
+            self.answer.scalar = find_scalar(*self._asked, self._rows, hints, self._clock, self._progress)
+        except KeyboardInterrupt:
+            self._clock.interrupted = True
+        if self.answer.scalar is not None:
+            self.answer.reason = "with the configured value no contract that was tried gives these bits"
 
 
 def _search(
@@ -204,10 +239,10 @@ def explain(
     if first is None or first.boundary == PROMPT_LOGPROBS:
         return verdict.contracts
     prefer = _differing_rows(first.boundary, left, right, first.rows)
-    sides = [
-        infer(trace, first.boundary, model, rows=rows, budget=budget, prefer=prefer, probe=probe, progress=progress)
-        for trace in (left, right)
-    ]
+    asked = [_Side(trace, first.boundary, model, rows, budget, prefer, probe, progress) for trace in (left, right)]
+    sides = [side.answer for side in asked]
+    for one, other in zip(asked, reversed(sides), strict=True):
+        one.look_for_scalar(other.fits[:_HINTS])
     for side, name in zip(sides, side_names(sides[0].engine, sides[1].engine), strict=True):
         side.engine = name
     verdict.contracts = {

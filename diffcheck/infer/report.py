@@ -48,6 +48,16 @@ def why(left: Mapping[str, Any], right: Mapping[str, Any], differs: Sequence[Map
         return lines
     if left["status"] == right["status"] == "match":
         return ["One contract gives the bits of both sides: they differ here only because their inputs do."]
+    departs = [side for side in (left, right) if side.get("scalar")]
+    if departs:
+        lines = [f"{side['engine']} departs from the model: it {side['cause']}." for side in departs]
+        others = [side for side in (left, right) if not side.get("scalar")]
+        follows = "{} follows the model: the configured value gives every bit of it."
+        lines += [follows.format(side["engine"]) for side in others if side["status"] == "match"]
+        lines += [
+            f"{side['engine']} could not be explained; see below." for side in others if side["status"] != "match"
+        ]
+        return lines
     unsure = [side["engine"] for side in (left, right) if side["status"] != "match"]
     return [f"Inconclusive: {' and '.join(dict.fromkeys(unsure))} could not be explained; see below."]
 
@@ -79,6 +89,11 @@ def side_lines(answer: Mapping[str, Any]) -> list[Text]:
 def _miss(answer: Mapping[str, Any]) -> list[Text]:
     share = 100 * answer["matching"] / answer["elements"]
     nearest = ", ".join(f"{path} = {value}" for path, value in answer["nearest_fields"].items())
+    if answer.get("scalar"):
+        return [
+            Text(f"{answer['engine']}: departs from the model: it {answer['cause']}.", style="red"),
+            Text(f"  found from its own bits in {_rows(answer)}; {answer['reason']}", style="dim"),
+        ]
     return [
         Text(f"{answer['engine']}: {answer['reason']}", style="yellow"),
         Text(

@@ -315,6 +315,8 @@ def arguments_of(
         case "attention":
             by_row |= {"sample": sample, "position": position, "keys": _keys_seen(source, sample, position)}
             sequences = _sequences(source, node, config, np.unique(sample))
+            if node.layer is not None and (window := config.window(node.layer)) is not None:
+                facts["window"] = window
         case "processed_logits":
             facts["temperature"] = record.temperature
             facts["top_k"] = record.top_k or None

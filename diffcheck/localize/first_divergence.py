@@ -8,31 +8,25 @@ were not observed on both sides, the question passes to their own inputs, and th
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diffcheck.base.bits import BoolArray, UIntArray, compare, to_float32
 from diffcheck.base.boundaries import Boundary, graph
-from diffcheck.base.processor import processor_class
 from diffcheck.base.progress import Progress, silent
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.samples import Sample
 from diffcheck.base.statistics import LogprobStats
-from diffcheck.capture.adapter import package_versions
 from diffcheck.localize.alignment import misaligned
 from diffcheck.localize.compare import Compared, compare_boundary, histogram, why_unobserved
 from diffcheck.localize.live_cause import live_causes
 from diffcheck.localize.preflight import Mismatch, compare_objects, compare_versions
 from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
+from diffcheck.localize.repeat import processor_notes, repeat_of
 from diffcheck.localize.routing import in_words, routing
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
 from diffcheck.rows import Index, Rows, expected_rows
@@ -70,6 +64,7 @@ def localize(
             verdict.notes.insert(0, f"The {role} side is quantised: {quantised}.")
             if verdict.verdict == "not_comparable":
                 verdict.summary = f"The {role} side is quantised ({quantised}). {verdict.summary}"
+    verdict.notes += processor_notes(left.header, right.header)
     compare_prompts(verdict, left, right)
     verdict.recorded = report_recorded(left, right, recorded)
     if verdict.recorded is not None:
@@ -80,7 +75,7 @@ def localize(
 
 
 def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
-    evidence = {"left": _side(left), "right": _side(right), "repeat": _repeat(left.header)}
+    evidence = {"left": _side(left), "right": _side(right), "repeat": repeat_of(left.header, right.header)}
     samples, theirs = samples_of(left), samples_of(right)
     mismatches = _unpaired(samples, theirs) or [
         *compare_versions(left.header.object, right.header.object, samples, theirs),
@@ -144,20 +139,6 @@ def _unpaired(left: Sequence[Sample], right: Sequence[Sample]) -> list[Mismatch]
         return f"{len(ours)}; sample {alone} ({name}) is only here"
 
     return [Mismatch("samples", described(left, right), described(right, left))]
-
-
-def _repeat(header: Header) -> dict[str, object]:
-    """What repeats the verdict: the command, what computed it and where, and digests of model and samples."""
-    tokens = [(s.get("prompt_token_ids"), s.get("response_token_ids")) for s in header.samples]
-    digests = {"model": header.object.weights, "samples": tokens}
-    texts = {name: json.dumps(value, sort_keys=True) for name, value in digests.items()}
-    return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "rlk": package_versions("rlk").get("rlk", "source"),
-        "processor": processor_class(),
-        "seed": (header.object.random_state or {}).get("seed"),
-        **{f"{name}_sha256": hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
-    }
 
 
 def _side(trace: Trace) -> dict[str, object]:

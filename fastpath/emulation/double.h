@@ -42,6 +42,11 @@ static inline double div_fixup64(double q, double d, double n) {
     X(v_fma_f64, fma(a, b, c)) X(v_mul_f64, a * b) X(v_add_f64, a + b) X(v_rcp_f64, reciprocal64(m, a)) \
     X(v_div_fixup_f64, div_fixup64(a, b, c))
 
+/* X(name, condition) with doubles a, b. */
+#define COMPARE_F64(X) ORDER(X, f64) X(v_cmp_lg_f64, a < b || a > b) X(v_cmp_o_f64, a == a && b == b) \
+    X(v_cmp_u_f64, a != a || b != b) X(v_cmp_nge_f64, !(a >= b)) X(v_cmp_nlg_f64, !(a < b || a > b)) \
+    X(v_cmp_ngt_f64, !(a > b)) X(v_cmp_nle_f64, !(a <= b)) X(v_cmp_neq_f64, a != b) X(v_cmp_nlt_f64, !(a < b))
+
 /* Operand k of 64 bits, sign bits changed as asked. */
 static void double_operand(machine *m, wave *w, const instruction *o, int k, uint64_t *out) {
     vector64(m, w, o, k, out);

@@ -23,7 +23,7 @@
 #define NAME(name, ...) OP_##name,
 #define EVERY(X) FLOAT_1(X) FLOAT_2(X) FLOAT_3(X) INTEGER_1(X) INTEGER_2(X) INTEGER_3(X) WIDE(X) COMPARE_F32(X) COMPARE_I32(X) \
     COMPARE_U32(X) COMPARE_I16(X) COMPARE_U16(X) COMPARE_I64(X) COMPARE_U64(X) SCALAR_32(X) SCALAR_64(X) SCALAR_64_TO_32(X) \
-    DOUBLE(X) SAVE_EXEC(X) SCALAR_COMPARE_I32(X) SCALAR_COMPARE_U32(X) SCALAR_COMPARE_U64(X) OTHERS(X)
+    DOUBLE(X) COMPARE_F64(X) SAVE_EXEC(X) SCALAR_COMPARE_I32(X) SCALAR_COMPARE_U32(X) SCALAR_COMPARE_U64(X) OTHERS(X)
 enum { EVERY(NAME) OP_COUNT };
 #define TEXT(name, ...) #name,
 static const char *const NAMES[] = {EVERY(TEXT)};
@@ -61,6 +61,10 @@ int machine_bytes(void) { return sizeof(machine); }
 #define RUN_COMPARE_U16(name, condition) case OP_##name: COMPARED(condition, uint16_t, (uint16_t))
 #define COMPARED64(condition, type) { uint64_t x[LANES], y[LANES], bits = 0; vector64(m, w, o, 0, x); vector64(m, w, o, 1, y); \
     EACH { type a = (type)x[l], b = (type)y[l]; bits |= (uint64_t)(condition) << l; } \
+    set_pair(&w->s[o->sdst], bits & active); if (o->size) set_pair(&w->s[EXEC], bits & active); } break;
+#define RUN_COMPARE_F64(name, condition) case OP_##name: { uint64_t x[LANES], y[LANES], bits = 0; \
+    double_operand(m, w, o, 0, x); double_operand(m, w, o, 1, y); \
+    EACH { double a = f64(x[l]), b = f64(y[l]); bits |= (uint64_t)(condition) << l; } \
     set_pair(&w->s[o->sdst], bits & active); if (o->size) set_pair(&w->s[EXEC], bits & active); } break;
 #define RUN_COMPARE_I64(name, condition) case OP_##name: COMPARED64(condition, int64_t)
 #define RUN_COMPARE_U64(name, condition) case OP_##name: COMPARED64(condition, uint64_t)
@@ -263,7 +267,7 @@ static void step(machine *m, wave *w) {
     uint32_t t[LANES], t0[LANES], t1[LANES], t2[LANES];
     switch (o->code) {
         FLOAT_1(RUN_FLOAT_1) FLOAT_2(RUN_FLOAT_2) FLOAT_3(RUN_FLOAT_3) INTEGER_1(RUN_INTEGER_1) INTEGER_2(RUN_INTEGER_2)
-        INTEGER_3(RUN_INTEGER_3) WIDE(RUN_WIDE) DOUBLE(RUN_DOUBLE) COMPARE_F32(RUN_COMPARE_F32) COMPARE_I32(RUN_COMPARE_I32)
+        INTEGER_3(RUN_INTEGER_3) WIDE(RUN_WIDE) DOUBLE(RUN_DOUBLE) COMPARE_F64(RUN_COMPARE_F64) COMPARE_F32(RUN_COMPARE_F32) COMPARE_I32(RUN_COMPARE_I32)
         COMPARE_U32(RUN_COMPARE_U32) COMPARE_I16(RUN_COMPARE_I16) COMPARE_U16(RUN_COMPARE_U16) COMPARE_I64(RUN_COMPARE_I64)
         COMPARE_U64(RUN_COMPARE_U64) SCALAR_32(RUN_SCALAR_32) SCALAR_64(RUN_SCALAR_64) SCALAR_64_TO_32(RUN_SCALAR_64_TO_32)
         SAVE_EXEC(RUN_SAVE_EXEC) SCALAR_COMPARE_I32(RUN_SCALAR_COMPARE_I32) SCALAR_COMPARE_U32(RUN_SCALAR_COMPARE_U32)

@@ -383,7 +383,9 @@ class _Instruction:
             self.name.replace("v_cmpx_", "v_cmp_"), [self.field("src0"), self.field("src1")], (wide, wide, False)
         )
         self.record["size"] = int("v_cmpx_" in self.name)
-        if self.field("clmp") or (wide and (self.record["neg"] or self.record["abs"])):
+        if self.field("clmp") or (
+            wide and not self.name.endswith("_f64") and (self.record["neg"] or self.record["abs"])
+        ):
             raise self.refuse("a modifier")
 
     def _vop3sd(self) -> None:

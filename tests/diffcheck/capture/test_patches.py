@@ -38,6 +38,35 @@ def test_the_documented_example_is_found_where_it_is(tmp_path: Path) -> None:
     assert "changed on purpose: patch" in done.stdout
 
 
+@pytest.mark.engines
+def test_a_scalar_that_only_a_kernel_knows_is_found_from_its_bits(tmp_path: Path) -> None:
+    """Megatron's first norm has the model's epsilon in its module, and computes with another."""
+    path, out = tmp_path / "epsilon.py", tmp_path / "v.json"
+    path.write_text(
+        "def inside(model):\n"
+        "    norm = model.decoder.layers[0].input_layernorm\n"
+        "    forward = norm.forward\n"
+        "    def run(*given):\n"
+        "        kept, norm.eps = norm.eps, 1e-3\n"
+        "        try:\n"
+        "            return forward(*given)\n"
+        "        finally:\n"
+        "            norm.eps = kept\n"
+        "    norm.forward = run\n"
+    )
+    sides = ("--rollout", "megatron", "--train", "megatron")
+    done = rlk("localize", *sides, "--infer", "--patch", f"{path}:inside", "--json", str(out))
+    assert done.returncode == ExitCode.DIVERGED, done.stderr
+    verdict = json.loads(out.read_text())
+    assert verdict["first_divergence"]["boundary"] == "layers.0.input_layernorm"
+    (left,), (right,) = verdict["contracts"]["left"], verdict["contracts"]["right"]
+    assert left["status"] == "match" and left["scalar"] is None
+    scalar = right["scalar"]
+    assert (scalar["name"], scalar["value"], scalar["configured"]) == ("epsilon", 1e-3, 1e-6)
+    assert scalar["lowest"] <= 1e-3 <= scalar["highest"] and scalar["elements"] == right["elements"]
+    assert "departs from the model: it computes with epsilon 0.001" in " ".join(done.stdout.replace("│", " ").split())
+
+
 def test_a_patched_trace_is_explained_without_an_engine(tmp_path: Path) -> None:
     """`capture --patch`, then `compare --infer`: a bent weight is another object; the same trace is equal."""
     (tmp_path / "p.py").write_text(
