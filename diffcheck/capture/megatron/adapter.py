@@ -17,7 +17,6 @@ from diffcheck.base.progress import Progress
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
-from diffcheck.capture.experts import check_experts
 from diffcheck.capture.live import (
     Checkpoint,
     Taps,
@@ -36,6 +35,7 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
+from diffcheck.live_model.experts import check_experts
 from diffcheck.live_model.facts import Facts, fold
 from diffcheck.live_model.rope import kept_positions, live_entry, table_entry
 from diffcheck.rows import Rows
@@ -72,7 +72,7 @@ class Adapter:
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        check_experts(self.config, options)
+        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
         self.ranks = options.tensor_parallel
         self.padded_vocab = pad_vocabulary(config, int(self.extra["vocab_multiple"]), self.ranks)
         try:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.experts import See, by_token, function_mode
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.experts import See, by_token, function_mode
 
 Tensor = Any
 NO_DOWN = "Megatron-core weighs the activation before the down projection: the unweighted result is never computed"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.experts import ascending, by_token, function_mode, weights_by_expert
 from diffcheck.capture.live import Taps
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.experts import ascending, by_token, function_mode, weights_by_expert
 from diffcheck.rows import Rows
 
 Tensor = Any

@@ -14,7 +14,6 @@ from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.samples import Sample, check_samples
 from diffcheck.capture.adapter import CaptureResult, package_versions, with_logprobs
-from diffcheck.capture.experts import check_experts
 from diffcheck.capture.live import Checkpoint, check_extra, effective_config
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.strict import vllm_path
@@ -28,6 +27,7 @@ from diffcheck.capture.vllm.engine import (
     start,
 )
 from diffcheck.capture.vllm.schedule import SAMPLE
+from diffcheck.live_model.experts import check_experts
 
 
 class Adapter:
@@ -49,7 +49,7 @@ class Adapter:
             )
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        check_experts(self.config, options)
+        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
         check_ranks(self.config, options.tensor_parallel)
         if len(set(self.config.layer_windows)) > 1:
             raise InputError(

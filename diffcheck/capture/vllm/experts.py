@@ -7,8 +7,8 @@ from typing import Any
 
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError
-from diffcheck.capture.experts import ascending, weights_by_expert
 from diffcheck.capture.live import Taps
+from diffcheck.live_model.experts import ascending, weights_by_expert
 
 Tensor = Any
 Module = Any

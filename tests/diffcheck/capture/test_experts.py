@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,13 +156,10 @@ def len_of(trace: Trace) -> int:
 @pytest.mark.parametrize("engine", ["vllm", "megatron"])
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"profile": "strict-v1/fma32-seq"}, "no strict path in an engine"), ({"tensor_parallel": 2}, "is not observed")],
+    [(("strict-v1/fma32-seq", 1), "no strict path in an engine"), ((None, 2), "is not observed")],
 )
-def test_what_is_not_done_for_experts_is_refused(
-    engine: str, change: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    from diffcheck.capture.experts import check_experts
+def test_what_is_not_done_for_experts_is_refused(engine: str, change: tuple[str | None, int], said: str) -> None:
+    from diffcheck.live_model.experts import check_experts
 
-    folder, config = resolve_model(NAMES[0])
     with pytest.raises(InputError, match=said):
-        check_experts(config, EngineOptions(engine, folder, **change))
+        check_experts(resolve_model(NAMES[0])[1], engine, *change)

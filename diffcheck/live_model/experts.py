@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from diffcheck.base.errors import InputError
-from diffcheck.capture.plan import EngineOptions
 from reference.models.config import ModelConfig
 
 Tensor = Any
@@ -14,20 +13,20 @@ Tensor = Any
 See = Callable[[str, Tensor], Tensor]
 
 
-def check_experts(config: ModelConfig, options: EngineOptions) -> None:
+def check_experts(config: ModelConfig, engine: str, profile: str | None, tensor_parallel: int) -> None:
     """Raises:
-    InputError: the model is a mixture of experts and the options ask for what this engine does not do with one.
+    InputError: the model is a mixture of experts and something is asked that this engine does not do with one.
     """
     if not config.num_experts:
         return
-    if options.profile is not None:
+    if profile is not None:
         raise InputError(
-            f"{options.engine}: profile {options.profile}: a mixture of experts has no strict path in an engine yet",
+            f"{engine}: profile {profile}: a mixture of experts has no strict path in an engine yet",
             "leave --profile out, or compare with the reference (docs/moe.md)",
         )
-    if options.tensor_parallel != 1:
+    if tensor_parallel != 1:
         raise InputError(
-            f"{options.engine}: tensor parallelism {options.tensor_parallel} of a mixture of experts is not observed",
+            f"{engine}: tensor parallelism {tensor_parallel} of a mixture of experts is not observed",
             "use --tp 1 (docs/moe.md)",
         )
 
