@@ -1,7 +1,11 @@
-"""The boundaries of a dense decoder, and the dataflow graph that gives "first" its meaning.
+"""The boundaries of a decoder, and the dataflow graph that gives "first" its meaning.
 
 A boundary is the output of one operator as a logical global tensor [rows, width]: rows ordered by (sample, position),
 packing, paging, batching and sharding undone. Names follow the Hugging Face module tree.
+
+An expert's boundaries have a row for every token, NaN where the router did not choose it for that token: two engines
+are joined by (sample, position, expert), in whatever order they dispatched. Chosen experts are whole numbers in
+float32, ascending; their weights have a column for every expert.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ def _walk(c: ModelConfig, tp: int) -> Iterator[Boundary]:
     terms: tuple[str, ...] = ()
     for n in range(c.num_hidden_layers):
         yield from _layer(c, tp, n, stream, terms)
-        stream, terms = f"layers.{n}.mlp_residual", (f"layers.{n}.attn_residual", f"layers.{n}.mlp.down_proj")
+        stream, terms = f"layers.{n}.mlp_residual", (f"layers.{n}.attn_residual", branch_of(c, n))
     yield Boundary("norm", "rms_norm", (stream,), c.hidden_size, fused_inputs=terms)
     vocab = c.vocab_size
     yield Boundary("logits", "lm_head", ("norm",), vocab, rows="response", layout="column")
@@ -96,12 +100,41 @@ def _layer(c: ModelConfig, tp: int, n: int, stream: str, terms: tuple[str, ...])
     norm_post = f"{layer}.post_attention_layernorm"
     terms = (stream, f"{attn}.o_proj")
     yield node(norm_post, "rms_norm", (f"{layer}.attn_residual",), c.hidden_size, fused_inputs=terms)
-    yield node(f"{mlp}.gate_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
-    yield node(f"{mlp}.up_proj", "linear", (norm_post,), c.intermediate_size, layout="column")
-    yield node(f"{mlp}.act", "swiglu", (f"{mlp}.gate_proj", f"{mlp}.up_proj"), c.intermediate_size, layout="column")
-    yield from _row_parallel(f"{mlp}.down_proj", f"{mlp}.act", c, tp, n)
-    residual = (f"{layer}.attn_residual", f"{mlp}.down_proj")
+    if c.is_sparse(n):
+        yield from _experts(c, tp, n, mlp, norm_post)
+    else:
+        yield from _mlp(c, tp, n, mlp, (norm_post,), c.intermediate_size)
+    residual = (f"{layer}.attn_residual", branch_of(c, n))
     yield node(f"{layer}.mlp_residual", "residual_add", residual, c.hidden_size)
+
+
+def branch_of(config: ModelConfig, layer: int) -> str:
+    """The boundary that the MLP of ``layer`` adds to the residual stream."""
+    return f"layers.{layer}.mlp." + ("combine" if config.is_sparse(layer) else "down_proj")
+
+
+def _mlp(c: ModelConfig, tp: int, n: int, name: str, inputs: tuple[str, ...], width: int) -> Iterator[Boundary]:
+    gate, up, act = f"{name}.gate_proj", f"{name}.up_proj", f"{name}.act"
+    yield Boundary(gate, "linear", inputs, width, layer=n, layout="column")
+    yield Boundary(up, "linear", inputs, width, layer=n, layout="column")
+    yield Boundary(act, "swiglu", (gate, up), width, layer=n, layout="column")
+    yield from _row_parallel(f"{name}.down_proj", act, c, tp, n)
+
+
+def _experts(c: ModelConfig, tp: int, n: int, mlp: str, source: str) -> Iterator[Boundary]:
+    """A router, what it chose, the experts one after the other, and their sum."""
+    gate, scores, chosen, weights = (f"{mlp}.{x}" for x in ("gate", "scores", "topk_experts", "topk_weights"))
+    yield Boundary(gate, "linear", (source,), c.num_experts, layer=n)
+    yield Boundary(scores, "moe_router", (gate,), c.num_experts, layer=n)
+    yield Boundary(chosen, "moe_router", (gate, scores), c.num_experts_per_tok, layer=n)
+    yield Boundary(weights, "moe_router", (scores, chosen), c.num_experts, layer=n)
+    outputs = []
+    for e in range(c.num_experts):
+        own = f"{mlp}.experts.{e}"
+        yield Boundary(f"{own}.input", "moe_dispatch", (source, chosen), c.hidden_size, layer=n)
+        yield from _mlp(c, tp, n, own, (f"{own}.input",), c.moe_intermediate_size)
+        outputs.append(f"{own}.down_proj")
+    yield Boundary(f"{mlp}.combine", "moe_combine", (weights, *outputs), c.hidden_size, layer=n)
 
 
 def _row_parallel(name: str, source: str, c: ModelConfig, tp: int, layer: int) -> Iterator[Boundary]:

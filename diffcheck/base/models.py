@@ -1,4 +1,4 @@
-"""Models by name: two built-in ones, made on first use and cached, and any Hugging Face folder."""
+"""Models by name: built-in ones, made on first use and cached, and any Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ _TINY = {
     "eos_token_id": 2,
     "dtype": "bfloat16",
 }
+#: Eight experts, two a token, in the first and the last of three layers; a dense layer between them.
+_TINY_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [1],
+}
 #: Standard deviation of the random weights: large enough that logprobs spread over several nats.
 _TINY_STD = 0.08
 #: Layers, hidden size and vocabulary, to know it without fetching it.
@@ -70,7 +81,7 @@ _RANDOM_LENGTHS = ((5, 32), (17, 24), (40, 32), (9, 16), (26, 32), (3, 28))
 
 
 def make_random_model(folder: Path, **config: Any) -> None:
-    """Write a Qwen3 of random bfloat16 weights from a fixed seed; ``config`` overrides fields of the tiny one's."""
+    """Write a Qwen3 or Qwen3-MoE of random bfloat16 weights from a fixed seed; ``config`` overrides the tiny one's."""
     whole = {**_TINY, **config}
     rng = np.random.default_rng(20261129)
     tensors: dict[str, Any] = {}
@@ -112,6 +123,8 @@ def _smollm2(folder: Path) -> None:
 BUILT_IN: dict[str, Callable[[Path], None]] = {
     "tiny-qwen3": make_random_model,
     "tiny-qwen3-tied": lambda folder: make_random_model(folder, tie_word_embeddings=True),
+    "tiny-qwen3-moe": lambda folder: make_random_model(folder, **_TINY_MOE),
+    "tiny-qwen3-moe-unnormed": lambda folder: make_random_model(folder, **{**_TINY_MOE, "norm_topk_prob": False}),
     "smollm2-135m": _smollm2,
 }
 
@@ -120,8 +133,10 @@ def could_be(name: str, config: ModelConfig) -> bool:
     """Whether built-in model ``name`` has the shape of ``config``; makes and fetches nothing."""
     if name == "smollm2-135m":
         return (config.num_hidden_layers, config.hidden_size, config.vocab_size) == _SMOLLM2_SHAPE
-    tied = name == "tiny-qwen3-tied"
-    return config == replace(ModelConfig.from_dict({**_TINY, "tie_word_embeddings": tied}), dtype=config.dtype)
+    own: dict[str, Any] = {"tie_word_embeddings": name == "tiny-qwen3-tied"}
+    if name.startswith("tiny-qwen3-moe"):
+        own |= {**_TINY_MOE, "norm_topk_prob": name == "tiny-qwen3-moe"}
+    return config == replace(ModelConfig.from_dict({**_TINY, **own}), dtype=config.dtype)
 
 
 def model_name(folder: Path) -> str:
@@ -162,7 +177,7 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
     except (FileNotFoundError, UnsupportedModelError) as error:
         raise InputError(
             str(error),
-            "supported are dense Qwen3, Qwen2 and Llama folders whose config.json is understood (docs/inputs.md); "
+            "supported are Qwen3, Qwen2, Llama and Qwen3-MoE folders whose config.json is understood (docs/inputs.md); "
             "take out a key only if it changes nothing",
         ) from None
     check_checkpoint(read_checkpoint(folder), config)

@@ -25,7 +25,7 @@ from diffcheck.capture.switches import Switch, defaults
 from diffcheck.live_model.facts import CAUSAL
 from diffcheck.live_model.rope import rope_fields
 from diffcheck.rows import Index, IntArray, Rows, expected_rows
-from reference.models.config import ModelConfig
+from reference.models.config import MOE_FIELDS, ModelConfig
 
 #: Fields of the model that may be overridden without changing the shape of a weight.
 OVERRIDABLE = ("rope_theta", "rms_norm_eps")
@@ -255,6 +255,12 @@ def object_record(
     model = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "dtype"}
     model["rope_scaling"] = [list(pair) for pair in config.rope_scaling]
     model["layer_windows"] = list(config.layer_windows)
+    if config.num_experts:
+        model["dense_layers"] = list(config.dense_layers)
+    else:
+        for name in MOE_FIELDS:
+            # Records of dense models are what they were before there were others.
+            del model[name]
     active = []
     for sample in samples:
         first = len(sample.prompt_token_ids) - 1

@@ -55,6 +55,7 @@ EXTRA = {
 _LAST_ROUNDINGS = {"rounding.output", "rounding.residual", "rounding.storage", "rounding.read"}
 #: Boundaries that the contracts hand on in float32 whatever the model's dtype.
 _FLOAT32 = ("logits", "processed_logits", "logsumexp", "logprobs")
+_FLOAT32_ENDS = (".partial", ".scores", ".topk_experts", ".topk_weights")
 
 
 class Adapter:
@@ -196,6 +197,8 @@ class Adapter:
             own = f"{name}.self_attn.attention"
             facts.add("scale", own, 1.0 / float(c.head_dim) ** 0.5)
             facts.add("heads", own, [c.num_attention_heads, c.num_key_value_heads])
+            if c.is_sparse(n):
+                facts.add("experts_per_token", f"{name}.mlp", c.num_experts_per_tok)
             for x in "kv":
                 facts.add("kv_scale", f"{name}.self_attn.{x}_cache", 1.0)
         facts.add("epsilon", "norm", c.rms_norm_eps)
@@ -243,7 +246,7 @@ class _Observer:
 
     def _narrow(self, boundary: str, values: np.ndarray[Any, Any]) -> Any:
         """The values in the model's dtype where the contract rounds to it, else as they are. Never rounds itself."""
-        if self._dtype != "bfloat16" or boundary in _FLOAT32 or boundary.endswith(".partial"):
+        if self._dtype != "bfloat16" or boundary in _FLOAT32 or boundary.endswith(_FLOAT32_ENDS):
             return values
         bits = values.view(np.uint32)
         if boundary in self._wide or (bits & 0xFFFF).any():

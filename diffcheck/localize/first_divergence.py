@@ -27,6 +27,7 @@ from diffcheck.localize.preflight import Mismatch, compare_objects, compare_vers
 from diffcheck.localize.prompts import compare_prompts
 from diffcheck.localize.recorded import judge_record, report_recorded
 from diffcheck.localize.repeat import processor_notes, repeat_of
+from diffcheck.localize.routing import in_words, routing
 from diffcheck.localize.verdict import BoundaryResult, Coverage, FirstDivergence, Kind, Status, Verdict
 from diffcheck.rows import Index, Rows, expected_rows
 from diffcheck.trace.joined import JoinedTrace, join, partners, samples_of
@@ -101,6 +102,8 @@ def _localize(left: Trace, right: Trace, progress: Progress) -> Verdict:
             compared[node.name] = compare_boundary(node, left, right, len(rows[node.rows]))
     progress("comparing", len(nodes), len(nodes))
     verdict = _judge(nodes, rows, compared, reasons, left, right, evidence)
+    verdict.routing = routing(nodes, left, right)
+    verdict.notes += in_words(verdict.routing)
     origin = verdict.first_divergence
     if origin is not None and origin.boundary == "logprobs" and (shifted := misaligned(samples, left, right)):
         verdict.verdict, verdict.not_comparable, verdict.first_divergence = "not_comparable", [shifted], None

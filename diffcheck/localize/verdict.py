@@ -12,6 +12,7 @@ from diffcheck.base.errors import ExitCode
 from diffcheck.base.recorded import RecordedReport
 from diffcheck.base.statistics import LogprobStats
 from diffcheck.localize.preflight import Mismatch
+from diffcheck.localize.routing import LayerRouting
 
 Kind = Literal["equal", "diverged", "not_comparable", "inconclusive"]
 #: equal: no bit differs. origin: rows differ although all their inputs are equal. receiver: it differs, with inputs
@@ -106,6 +107,8 @@ class Verdict:
     recorded: RecordedReport | None = None
     #: What a reader must know before anything else, one sentence each.
     notes: list[str] = field(default_factory=list)
+    #: Agreement of two routers by layer; empty for a dense model.
+    routing: list[LayerRouting] = field(default_factory=list)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     contracts: dict[str, Any] = field(default_factory=lambda: {"left": [], "right": [], "differs_in": []})
     #: left and right: engine, versions, topology, dtype, phase, evidence, deliberate changes.

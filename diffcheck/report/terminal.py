@@ -18,6 +18,7 @@ from diffcheck.ablate.report import print_ablation
 from diffcheck.base.recorded import RecordedReport
 from diffcheck.base.statistics import LogprobStats
 from diffcheck.infer.report import print_contracts
+from diffcheck.localize.routing import LayerRouting
 from diffcheck.localize.verdict import BoundaryResult, FirstDivergence, Verdict
 from diffcheck.report.folding import (
     by_reason,
@@ -60,6 +61,8 @@ def print_verdict(verdict: Verdict, console: Console, *, every_boundary: bool = 
         console.print(_statistics("Prompt logprobs: ", verdict.prompt_logprobs))
     elif verdict.prompts_not_compared:
         console.print(Text(f"Prompt logprobs: not compared, {verdict.prompts_not_compared}", style="yellow"))
+    if verdict.routing:
+        console.print(_routing(verdict.routing))
     if verdict.recorded:
         console.print(_recorded(verdict.recorded))
     if verdict.coverage.expected:
@@ -117,6 +120,24 @@ def _divergence(first: FirstDivergence) -> RenderableType:
     if first.dtypes and first.dtypes[0] != first.dtypes[1]:
         grid.add_row("dtypes", f"{first.dtypes[0]} against {first.dtypes[1]}")
     return Panel(grid, title="First divergence", title_align="left", border_style="red")
+
+
+def _routing(layers: list[LayerRouting]) -> RenderableType:
+    """Agreement of the routers by layer."""
+    table = Table(title="Routing", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("layer", "same experts", "input differs", "differs on equal input", "margin, ulp: least", "median"):
+        table.add_column(column, justify="right")
+    for x in layers:
+        unseen = "not observed"
+        table.add_row(
+            str(x.layer),
+            f"{x.agreeing:,} of {x.tokens:,}",
+            unseen if x.inputs_differing is None else f"{x.inputs_differing:,}",
+            unseen if x.differing_on_equal_inputs is None else f"{x.differing_on_equal_inputs:,}",
+            unseen if x.margin_least is None else f"{x.margin_least:,}",
+            unseen if x.margin_median is None else f"{x.margin_median:,.0f}",
+        )
+    return table
 
 
 def _bars(counts: Sequence[int]) -> str:

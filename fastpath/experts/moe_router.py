@@ -23,7 +23,10 @@ IMPLEMENTED = (
     ("order.softmax", ("before_top_k", "after_top_k")),
     ("order.renormalise", (True, False)),
     ("order.sum", "lanes-tree-256"),
+    ("order.rank", "logits"),
+    ("order.ties", "lowest_index"),
     ("rounding.logits", "float32"),
+    ("rounding.scores", "float32"),
     ("primitives.exp", "rlk"),
 )
 #: Most experts, and most of them for a token: rows stay in registers, and the choice is unrolled.

@@ -193,6 +193,7 @@ def begin(runner: Any, model: Any) -> None:
         for n, layer in enumerate(model.model.layers)
         if type(layer.self_attn.attn.impl) is not attention
     ]
+    native += [f"mixture of experts {name}" for name, module in model.named_modules() if hasattr(module, "experts")]
     if type(runner.sampler) is not StrictSampler:
         native.append(f"sampler ({type(runner.sampler).__name__})")
     if native:

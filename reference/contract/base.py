@@ -43,12 +43,15 @@ class Choice:
     equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can give,
         and no reason for a test, which finds an input on which the value does.
     given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
+    added: the field came after contracts of its operator were in use: its default is what they always did, and is left
+        out of the canonical JSON, so that they keep their ``contract_id``.
     """
 
     values: tuple[Value, ...]
     phrase: str | Mapping[Any, str]
     equivalent: str = ""
     given: bool = False
+    added: bool = False
 
     def words(self, value: Value) -> str:
         """The phrase for ``value``."""
@@ -56,12 +59,21 @@ class Choice:
         return text.format(value=value)
 
 
-def choice(values: Sequence[Value], phrase: str | Mapping[Any, str], equivalent: str = "", given: bool = False) -> Any:
+def choice(
+    values: Sequence[Value],
+    phrase: str | Mapping[Any, str],
+    equivalent: str = "",
+    given: bool = False,
+    added: bool = False,
+) -> Any:
     """Declare a contract field: the first of ``values`` is the default. See :class:`Choice`."""
-    return dataclasses.field(default=values[0], metadata={"choice": Choice(tuple(values), phrase, equivalent, given)})
+    chosen = Choice(tuple(values), phrase, equivalent, given, added)
+    return dataclasses.field(default=values[0], metadata={"choice": chosen})
 
 
-def format_choice(default: str, kept: str, rounded: str = "", equivalent: str = "", given: bool = False) -> Any:
+def format_choice(
+    default: str, kept: str, rounded: str = "", equivalent: str = "", given: bool = False, added: bool = False
+) -> Any:
     """Declare a field that names the format of a value in the model's data path.
 
     Args:
@@ -71,7 +83,7 @@ def format_choice(default: str, kept: str, rounded: str = "", equivalent: str = 
     """
     values = ("bfloat16", "float16", "float32") if default == "bfloat16" else ("float32", "bfloat16", "float16")
     words = {"float32": kept, "bfloat16": rounded, "float16": rounded} if rounded else kept
-    return choice(values, words, equivalent, given)
+    return choice(values, words, equivalent, given, added)
 
 
 @dataclass(frozen=True)
@@ -146,8 +158,12 @@ class Contract:
         return changes
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested data: schema, operator, and all six groups."""
+        """Plain nested data: schema, operator, and all six groups; an added field only where it is off its default."""
         groups = {group: dataclasses.asdict(getattr(self, group)) for group in GROUPS}
+        for path, allowed in fields(type(self)).items():
+            group, name = path.split(".")
+            if allowed.added and self.get(path) == allowed.values[0]:
+                del groups[group][name]
         return {"schema": SCHEMA, "operator": self.operator, **groups}
 
     def to_json(self) -> str:
@@ -228,8 +244,10 @@ def from_json(text: str) -> Contract:
     for group, group_type in group_types(kind).items():
         if not isinstance(data[group], dict):
             raise ValueError(f"{kind.operator}: {group} must be an object, got {type(data[group]).__name__}")
-        _same_keys(f"{kind.operator}: {group}", data[group], [f.name for f in dataclasses.fields(group_type)])
-        groups[group] = group_type(**data[group])
+        own = dataclasses.fields(group_type)
+        given = {f.name: f.default for f in own if f.metadata["choice"].added} | data[group]
+        _same_keys(f"{kind.operator}: {group}", given, [f.name for f in own])
+        groups[group] = group_type(**given)
     return kind(**groups)
 
 

@@ -1,4 +1,4 @@
-"""Shape of a dense decoder (Qwen3, Qwen2, Llama), read from a Hugging Face ``config.json``."""
+"""Shape of a decoder (Qwen3, Qwen2, Llama, Qwen3-MoE), read from a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from reference.models.keys import UNDERSTOOD_ROPE, unread_keys
+from reference.models.keys import MOE_ARCHITECTURE, UNDERSTOOD_ROPE, unread_keys
 from reference.primitives.rope_scaling import RopeParameters
 
 #: Architectures whose forward the reference specifies. Each is RMSNorm, rotary embedding, grouped-query attention and
-#: SwiGLU; they differ in QK-norm and in which projections carry a bias.
-SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+#: SwiGLU; they differ in QK-norm, in which projections carry a bias, and in whether a router chooses among MLPs.
+SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", MOE_ARCHITECTURE)
 #: The ``model_type`` of each, by which transformers chooses a class while vLLM goes by the architecture.
-_MODEL_TYPES = dict(zip(SUPPORTED_ARCHITECTURES, ("qwen3", "qwen2", "llama"), strict=True))
+_MODEL_TYPES = dict(zip(SUPPORTED_ARCHITECTURES, ("qwen3", "qwen2", "llama", "qwen3_moe"), strict=True))
 #: Defaults of transformers' configuration classes where they are not derived from other fields.
 _QWEN3_HEAD_DIM, _QWEN_KV_HEADS, _QWEN_WINDOW, _QWEN_FULL_LAYERS = 128, 32, 4096, 28
+_QWEN_MOE_KV_HEADS = 4
+#: Architectures that are refused, and what of them is not specified here.
+_NOT_SPECIFIED = {
+    "Qwen2MoeForCausalLM": "its shared experts",
+    "Qwen3NextForCausalLM": "its shared experts and linear attention",
+    "DeepseekV2ForCausalLM": "its shared experts, group routing and latent attention",
+    "DeepseekV3ForCausalLM": "its shared experts, group routing and latent attention",
+    "Glm4MoeForCausalLM": "its shared experts and group routing",
+    "MixtralForCausalLM": "its fused expert layout",
+    "GptOssForCausalLM": "its expert biases and attention sinks",
+}
 
 #: Far above any model there is: a size that a file claims decides how long its reader works.
 _LIMITS = {
@@ -31,6 +42,10 @@ _LIMITS = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 31,
 }
+#: The same of a mixture of experts; 0 in a dense model.
+_MOE_LIMITS = {"num_experts": 1 << 12, "num_experts_per_tok": 1 << 12, "moe_intermediate_size": 1 << 22}
+#: Fields of `ModelConfig` that only a mixture of experts has.
+MOE_FIELDS = (*_MOE_LIMITS, "norm_topk_prob", "dense_layers")
 #: Bytes of the largest ``config.json`` that is read.
 _FILE_LIMIT = 16 << 20
 
@@ -70,14 +85,23 @@ class ModelConfig:
     rope_scaling: tuple[tuple[str, Any], ...] = ()
     #: Per layer, how many newest keys a query sees; None sees all. Empty: no layer has a window.
     layer_windows: tuple[int | None, ...] = ()
+    #: Experts of a sparse layer, how many of them a token passes through, and their width; 0 in a dense model.
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    #: Whether the weights of the chosen experts are divided by their sum.
+    norm_topk_prob: bool = False
+    #: Layers of a mixture of experts that have one MLP of ``intermediate_size`` all the same, ascending.
+    dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # A record that was read from JSON has lists.
-        for name in ("rope_scaling", "layer_windows"):
+        for name in ("rope_scaling", "layer_windows", "dense_layers"):
             if not isinstance(getattr(self, name), list | tuple):
                 raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not a list")
         object.__setattr__(self, "rope_scaling", tuple((str(k), v) for k, v in self.rope_scaling))
         object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         if self.layer_windows and len(self.layer_windows) != self.num_hidden_layers:
             raise UnsupportedModelError(
                 f"layer_windows has {len(self.layer_windows)} of {self.num_hidden_layers} layers"
@@ -91,6 +115,7 @@ class ModelConfig:
         for name, most in _LIMITS.items():
             if not 0 < getattr(self, name) <= most:
                 raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not from 1 to {most:,}")
+        self._check_experts()
         for name in ("rms_norm_eps", "rope_theta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UnsupportedModelError(f"{name} {getattr(self, name)!r} is not a finite positive number")
@@ -99,6 +124,33 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}"
             )
+
+    def _check_experts(self) -> None:
+        sparse = self.architecture == MOE_ARCHITECTURE
+        for name, most in _MOE_LIMITS.items():
+            value = getattr(self, name)
+            if not (0 < value <= most if sparse else value == 0):
+                wanted = f"from 1 to {most:,}" if sparse else f"0: {self.architecture} is dense"
+                raise UnsupportedModelError(f"{name} {value!r} is not {wanted}")
+        if not sparse:
+            if self.norm_topk_prob or self.dense_layers:
+                raise UnsupportedModelError(f"norm_topk_prob or dense_layers in {self.architecture}, which is dense")
+            return
+        if self.num_experts_per_tok > self.num_experts:
+            raise UnsupportedModelError(
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
+        layers = range(self.num_hidden_layers)
+        if any(type(n) is not int for n in self.dense_layers) or list(self.dense_layers) != sorted(
+            set(self.dense_layers) & set(layers)
+        ):
+            raise UnsupportedModelError(f"dense_layers {self.dense_layers!r} are not ascending layers of {len(layers)}")
+        if len(self.dense_layers) == len(layers):
+            raise UnsupportedModelError("mlp_only_layers and decoder_sparse_step leave no layer with experts")
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a router chooses experts in ``layer``."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     @property
     def q_size(self) -> int:
@@ -146,8 +198,9 @@ class ModelConfig:
         architectures = config.get("architectures") or ["(none given)"]
         name = architectures[0]
         if name not in SUPPORTED_ARCHITECTURES:
+            lacking = f" ({_NOT_SPECIFIED[name]} are not specified here)" if name in _NOT_SPECIFIED else ""
             raise UnsupportedModelError(
-                f"architecture {name} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+                f"architecture {name} is not supported{lacking}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
             )
         if (kind := config.get("model_type", _MODEL_TYPES[name])) != _MODEL_TYPES[name]:
             raise UnsupportedModelError(
@@ -169,8 +222,11 @@ class ModelConfig:
         if config.get("mlp_bias"):
             raise UnsupportedModelError("mlp_bias is not supported")
         heads = int(config["num_attention_heads"])
-        is_qwen2, is_qwen3 = name == "Qwen2ForCausalLM", name == "Qwen3ForCausalLM"
-        kv_heads = config.get("num_key_value_heads", _QWEN_KV_HEADS if is_qwen2 or is_qwen3 else heads)
+        is_qwen2, is_qwen3, is_moe = (
+            name == kind for kind in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", MOE_ARCHITECTURE)
+        )
+        default_kv = _QWEN_MOE_KV_HEADS if is_moe else _QWEN_KV_HEADS if is_qwen2 or is_qwen3 else heads
+        kv_heads = config.get("num_key_value_heads", default_kv)
         head_dim = config.get("head_dim", _QWEN3_HEAD_DIM if is_qwen3 else None)
         bias = bool(config.get("attention_bias", False))
         return cls(
@@ -186,13 +242,14 @@ class ModelConfig:
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(rope["rope_theta"]),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qk_norm=is_qwen3,
+            qk_norm=is_qwen3 or is_moe,
             qkv_bias=is_qwen2 or bias,
             o_bias=bias and not is_qwen2,
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
             partial_rotary_factor=partial,
             rope_scaling=tuple((k, v) for k, v in rope.items() if k != "rope_theta" and rope["rope_type"] != "default"),
             layer_windows=windows,
+            **(_experts(config) if is_moe else {}),
         )
 
     @classmethod
@@ -271,6 +328,30 @@ def _one_rope(key: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
     if not float(rope["rope_theta"]) > 1:
         raise UnsupportedModelError(f"rope_theta {rope['rope_theta']!r} must be above 1")
     return rope
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a Qwen3-MoE, as transformers' configuration class of it reads and completes them."""
+    layers, step = int(config["num_hidden_layers"]), config.get("decoder_sparse_step", 1)
+    only = config.get("mlp_only_layers") or []
+    if type(step) is not int or step < 1:
+        raise UnsupportedModelError(f"decoder_sparse_step {step!r} must be an integer of at least 1")
+    if not isinstance(only, list | tuple) or any(type(n) is not int or not 0 <= n < layers for n in only):
+        raise UnsupportedModelError(f"mlp_only_layers {only!r} are not layers from 0 to {layers - 1}")
+    # transformers 4 wrote the one name, 5 writes the other.
+    numbers = [config[key] for key in ("num_experts", "num_local_experts") if config.get(key) is not None]
+    if len(set(map(repr, numbers))) != 1:
+        said = "contradict each other" if numbers else "are both missing"
+        raise UnsupportedModelError(f"num_experts and num_local_experts {said}")
+    if type(norm := config.get("norm_topk_prob", False)) is not bool:
+        raise UnsupportedModelError(f"norm_topk_prob {norm!r} must be true or false")
+    return {
+        "num_experts": int(numbers[0]),
+        "num_experts_per_tok": int(config["num_experts_per_tok"]),
+        "moe_intermediate_size": int(config["moe_intermediate_size"]),
+        "norm_topk_prob": norm,
+        "dense_layers": tuple(n for n in range(layers) if n in only or (n + 1) % step),
+    }
 
 
 def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:

@@ -16,7 +16,8 @@ Overrides = Mapping[str, Mapping[str, Value]]
 def operator_sites(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """(boundary, operator) of every place where a contract is looked up, in dataflow order.
 
-    The keys' contract also holds for the values in the cache. The all-reduce behind a row-parallel projection is the
+    The keys' contract also holds for the values in the cache, that of the scores for the choice of experts and for
+    their weights. The all-reduce behind a row-parallel projection is the
     site ``<projection>.all_reduce``.
     """
     yield "embed_tokens", "embedding"
@@ -34,16 +35,27 @@ def operator_sites(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from _row_sites(f"{layer}.self_attn.o_proj")
         yield f"{layer}.attn_residual", "residual_add"
         yield f"{layer}.post_attention_layernorm", "rms_norm"
-        yield f"{layer}.mlp.gate_proj", "linear"
-        yield f"{layer}.mlp.up_proj", "linear"
-        yield f"{layer}.mlp.act", "swiglu"
-        yield from _row_sites(f"{layer}.mlp.down_proj")
+        if config.is_sparse(n):
+            yield f"{layer}.mlp.gate", "linear"
+            yield f"{layer}.mlp.scores", "moe_router"
+            for e in range(config.num_experts):
+                yield from _mlp_sites(f"{layer}.mlp.experts.{e}")
+            yield f"{layer}.mlp.combine", "moe_combine"
+        else:
+            yield from _mlp_sites(f"{layer}.mlp")
         yield f"{layer}.mlp_residual", "residual_add"
     yield "norm", "rms_norm"
     yield "logits", "lm_head"
     yield "processed_logits", "processed_logits"
     yield "logsumexp", "logsumexp"
     yield "logprobs", "logprob"
+
+
+def _mlp_sites(name: str) -> Iterator[tuple[str, str]]:
+    yield f"{name}.gate_proj", "linear"
+    yield f"{name}.up_proj", "linear"
+    yield f"{name}.act", "swiglu"
+    yield from _row_sites(f"{name}.down_proj")
 
 
 def _row_sites(name: str) -> Iterator[tuple[str, str]]:
@@ -59,6 +71,9 @@ def resolve_contracts(config: ModelConfig, profile: Profile, dtype: str, overrid
     """
     sites = dict(operator_sites(config))
     base = {operator: profile.contract(operator, dtype) for operator in set(sites.values())}
+    if "moe_router" in base:
+        # A fact of the model, whatever the profile.
+        base["moe_router"] = base["moe_router"].override("order.renormalise", config.norm_topk_prob)
     resolved = {boundary: base[operator] for boundary, operator in sites.items()}
     for pattern, changes in overrides.items():
         matching = [boundary for boundary in sites if fnmatchcase(boundary, pattern)]

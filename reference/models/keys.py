@@ -24,6 +24,15 @@ UNDERSTOOD = _words(
     partial_rotary_factor attention_bias mlp_bias tie_word_embeddings dtype torch_dtype use_sliding_window
     sliding_window max_window_layers layer_types"""
 )
+#: The architecture in which a router chooses experts.
+MOE_ARCHITECTURE = "Qwen3MoeForCausalLM"
+#: Keys that `ModelConfig` reads of it, and only of it.
+UNDERSTOOD_MOE = _words(
+    """num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step
+    mlp_only_layers"""
+)
+#: Keys of it that change no logit of a given sequence: they are for training's auxiliary loss, and for telling of it.
+INERT_MOE = _words("output_router_logits router_aux_loss_coef")
 #: Keys of a rope dictionary that are read.
 UNDERSTOOD_ROPE = _words(
     """rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast
@@ -48,6 +57,7 @@ INERT = _words(
 )
 
 _MOE = "the MLP: a router would choose experts where a dense architecture has one MLP"
+_ROUTING = "which experts a token passes through, or what they weigh: of a Qwen3-MoE only its own keys are understood"
 _WINDOW = "which keys a query sees"
 _ROPE = "the angles by which queries and keys are rotated"
 _QUANTISED = "every product: weights or activations would be quantised"
@@ -72,6 +82,8 @@ CHANGES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n_group": ((), _MOE),
     "scoring_func": ((), _MOE),
     "routed_scaling_factor": ((), _MOE),
+    "shared_expert*": ((0,), "the MLP: shared experts, through which every token passes, are not specified here"),
+    "n_shared_experts": ((0,), "the MLP: shared experts, through which every token passes, are not specified here"),
     "output_router_logits": ((False,), _MOE),
     "router_*": ((), _MOE),
     "*expert*": ((0,), _MOE),
@@ -147,13 +159,16 @@ def unread_keys(config: Mapping[str, Any], architecture: str) -> Iterator[str]:
     for key, value in config.items():
         if key in UNDERSTOOD or key in INERT or value is None or _is_own(key, value, architecture):
             continue
+        if architecture == MOE_ARCHITECTURE and key in UNDERSTOOD_MOE | INERT_MOE:
+            continue
         found = next((change for pattern, change in CHANGES.items() if fnmatchcase(key, pattern)), None)
         if found is None:
             effects.setdefault(_UNKNOWN, []).append(f"{key} = {_short(value)}")
         elif not any(type(value) is type(off) and value == off for off in found[0]):
             method = value.get("quant_method") if isinstance(value, Mapping) else None
             said = f"the model is quantised: {method} ({key}): it" if method else f"{key} = {_short(value)}"
-            effects.setdefault(f"would change {found[1]}", []).append(said)
+            changed = _ROUTING if found[1] is _MOE and architecture == MOE_ARCHITECTURE else found[1]
+            effects.setdefault(f"would change {changed}", []).append(said)
     for effect, said_by in effects.items():
         yield f"{', '.join(said_by)} {effect}"
 
@@ -161,7 +176,7 @@ def unread_keys(config: Mapping[str, Any], architecture: str) -> Iterator[str]:
 def _is_own(key: str, value: Any, architecture: str) -> bool:
     """Whether a switch says what ``architecture`` does anyway."""
     if key in ("use_qk_norm", "qk_norm", "qk_layernorm"):
-        return value is (architecture == "Qwen3ForCausalLM")
+        return value is (architecture in ("Qwen3ForCausalLM", MOE_ARCHITECTURE))
     if key == "qkv_bias":
         return value is (architecture == "Qwen2ForCausalLM")
     return False

@@ -1,4 +1,4 @@
-"""Forward of a dense decoder (Qwen3, Qwen2, Llama) made of the reference operators, over a paged KV cache.
+"""Forward of a decoder (Qwen3, Qwen2, Llama, Qwen3-MoE) made of the reference operators, over a paged KV cache.
 
 Prefill and decode run the same layers on different sets of rows: prefill feeds whole prompts, or chunks of them, decode
 one token per sequence and step. Every boundary passes through an observer, which may replace it.
@@ -23,6 +23,8 @@ from reference.models.weights import check_weights
 
 #: ``observe(boundary, sample [rows], position [rows], values [rows, width])`` returns a replacement or None.
 Observer = Callable[[str, NDArray[np.int64], NDArray[np.int64], Float32Array], Float32Array | None]
+#: `Qwen3._see`, or what stands for it where a boundary has rows that an operator does not compute.
+_See = Callable[[str, Rows, Float32Array], Float32Array]
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Qwen3:
 
     def __post_init__(self) -> None:
         check_weights(self.weights, self.config)
-        for what in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        widths = ["intermediate_size"] if self.config.num_experts == 0 or self.config.dense_layers else []
+        widths += ["moe_intermediate_size"] if self.config.num_experts else []
+        for what in ("num_attention_heads", "num_key_value_heads", *widths):
             if getattr(self.config, what) % self.tensor_parallel:
                 raise ValueError(f"tensor_parallel: {self.tensor_parallel} does not divide {what}")
         self.contracts = resolve_contracts(self.config, self.profile, self.dtype, self.overrides)
@@ -83,7 +87,8 @@ class Qwen3:
             stream, normed = self._norm(
                 f"{layer}.post_attention_layernorm", f"{layer}.attn_residual", rows, stream, branch
             )
-            branch = self._mlp(f"{layer}.mlp", rows, normed)
+            mlp = self._experts if self.config.is_sparse(n) else self._mlp
+            branch = mlp(f"{layer}.mlp", rows, normed)
         last = f"layers.{self.config.num_hidden_layers - 1}.mlp_residual"
         return self._norm("norm", last, rows, stream, branch)[1]
 
@@ -138,16 +143,70 @@ class Qwen3:
         attended = self._see(f"{name}.attention", rows, out.reshape(len(rows), -1))
         return self._row(f"{name}.o_proj", rows, attended)
 
-    def _mlp(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
-        gate, up = self._column(f"{name}.gate_proj", rows, x), self._column(f"{name}.up_proj", rows, x)
-        act = self._see(f"{name}.act", rows, ops.swiglu(gate, up, self.contracts[f"{name}.act"]))
-        return self._row(f"{name}.down_proj", rows, act)
+    def _mlp(self, name: str, rows: Rows, x: Float32Array, see: _See | None = None) -> Float32Array:
+        see = see or self._see
+        gate = self._column(f"{name}.gate_proj", rows, x, see)
+        up = self._column(f"{name}.up_proj", rows, x, see)
+        act = see(f"{name}.act", rows, ops.swiglu(gate, up, self.contracts[f"{name}.act"]))
+        return self._row(f"{name}.down_proj", rows, act, see)
 
-    def _column(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
+    def _experts(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
+        """A mixture of experts: each token through those that its router chose, and their weighted sum."""
+        number, k = self.config.num_experts, self.config.num_experts_per_tok
+        router = self.contracts[f"{name}.scores"]
+        logits = self._column(f"{name}.gate", rows, x)
+        ranked, computed = ops.moe_scores(logits, router)
+        scores = self._see(f"{name}.scores", rows, computed)
+        if router.order.rank == "scores":
+            ranked = scores
+        experts = self._choice(f"{name}.topk_experts", rows, ops.moe_choice(ranked, k, router))
+        every = np.arange(len(rows))[:, None]
+        weights = np.full((len(rows), number), np.nan, np.float32)
+        weights[every, experts] = ops.moe_weights(scores, experts, router)
+        weights = self._see(f"{name}.topk_weights", rows, weights)
+        outputs = np.empty((len(rows), k, self.config.hidden_size), np.float32)
+        for e in range(number):
+            token, slot = np.nonzero(experts == e)
+            if token.size or self.observe is not None:
+                outputs[token, slot] = self._expert(f"{name}.experts.{e}", rows, token, x[token])
+        contract = self.contracts[f"{name}.combine"]
+        return self._see(f"{name}.combine", rows, ops.moe_combine(outputs, weights[every, experts], experts, contract))
+
+    def _expert(self, name: str, rows: Rows, token: NDArray[np.int64], x: Float32Array) -> Float32Array:
+        """One expert on the rows of ``token``. Its boundaries have a row for every token: NaN where it was not chosen,
+        so that two engines are joined by (sample, position, expert), whatever they dispatched with what.
+        """
+
+        def see(boundary: str, _rows: Rows, values: Float32Array) -> Float32Array:
+            if self.observe is None:
+                return values
+            whole = np.full((len(rows), values.shape[1]), np.nan, np.float32)
+            whole[token] = values
+            return self._see(boundary, rows, whole)[token]
+
+        x = see(f"{name}.input", rows, x)
+        return self._mlp(name, rows, x, see)
+
+    def _choice(self, name: str, rows: Rows, experts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Show the chosen experts as ascending whole numbers; where an observer replaced them, they are the choice."""
+        ascending = np.sort(experts, axis=1).astype(np.float32)
+        seen = self._see(name, rows, ascending)
+        changed = (seen != ascending).any(axis=1)
+        if not changed.any():
+            return experts
+        number, new = self.config.num_experts, seen[changed]
+        if not ((new == np.floor(new)) & (new >= 0) & (new < number)).all() or (np.diff(np.sort(new)) == 0).any():
+            raise ValueError(f"observe: the replacement of {name} must be different experts from 0 to {number - 1}")
+        experts = experts.copy()
+        experts[changed] = new.astype(np.int64)
+        return experts
+
+    def _column(self, name: str, rows: Rows, x: Float32Array, see: _See | None = None) -> Float32Array:
         weight, bias = self._weight(f"model.{name}.weight"), self._bias(name)
-        return self._see(name, rows, ops.linear(x, weight, self.contracts[name], bias))
+        return (see or self._see)(name, rows, ops.linear(x, weight, self.contracts[name], bias))
 
-    def _row(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
+    def _row(self, name: str, rows: Rows, x: Float32Array, see: _See | None = None) -> Float32Array:
+        see = see or self._see
         ranks, contract, bias = self.tensor_parallel, self.contracts[name], self._bias(name)
         shards = zip(
             np.split(x, ranks, axis=1), np.split(self._weight(f"model.{name}.weight"), ranks, axis=1), strict=True
@@ -157,9 +216,9 @@ class Qwen3:
             for rank, (mine, weight) in enumerate(shards)
         ]
         if ranks > 1:
-            partials = np.split(self._see(f"{name}.partial", rows, np.concatenate(partials, axis=1)), ranks, axis=1)
+            partials = np.split(see(f"{name}.partial", rows, np.concatenate(partials, axis=1)), ranks, axis=1)
         reduction = self.contracts[f"{name}.all_reduce"]
-        return self._see(name, rows, ops.row_linear_merge(partials, contract, reduction, bias))
+        return see(name, rows, ops.row_linear_merge(partials, contract, reduction, bias))
 
     def _head_norm(self, name: str, rows: Rows, x: Float32Array) -> Float32Array:
         y = ops.qk_norm(x, self._weight(f"model.{name}.weight"), self.config.rms_norm_eps, self.contracts[name])

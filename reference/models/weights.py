@@ -1,4 +1,4 @@
-"""Names and shapes of a dense decoder's weights."""
+"""Names and shapes of a decoder's weights."""
 
 from __future__ import annotations
 
@@ -26,12 +26,21 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{layer}.self_attn.o_proj.weight", (c.hidden_size, c.q_size)
         if c.o_bias:
             yield f"{layer}.self_attn.o_proj.bias", (c.hidden_size,)
-        yield f"{layer}.mlp.gate_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.up_proj.weight", (c.intermediate_size, c.hidden_size)
-        yield f"{layer}.mlp.down_proj.weight", (c.hidden_size, c.intermediate_size)
+        if c.is_sparse(n):
+            yield f"{layer}.mlp.gate.weight", (c.num_experts, c.hidden_size)
+            for e in range(c.num_experts):
+                yield from _mlp(f"{layer}.mlp.experts.{e}", c.hidden_size, c.moe_intermediate_size)
+        else:
+            yield from _mlp(f"{layer}.mlp", c.hidden_size, c.intermediate_size)
     yield "model.norm.weight", (c.hidden_size,)
     if not c.tie_word_embeddings:
         yield "lm_head.weight", (c.vocab_size, c.hidden_size)
+
+
+def _mlp(name: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.gate_proj.weight", (width, hidden)
+    yield f"{name}.up_proj.weight", (width, hidden)
+    yield f"{name}.down_proj.weight", (hidden, width)
 
 
 def check_weights(weights: Mapping[str, Float32Array], config: ModelConfig) -> None:

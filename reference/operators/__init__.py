@@ -24,7 +24,15 @@ from reference.operators.lm_head import LmHeadContract, lm_head
 from reference.operators.logprob import LogprobContract, logprob
 from reference.operators.logsumexp import LogsumexpContract, LogsumexpResult, logsumexp
 from reference.operators.moe_combine import MoeCombineContract, moe_combine
-from reference.operators.moe_router import MoeRouterContract, MoeRouterResult, moe_router
+from reference.operators.moe_router import (
+    MoeRouterContract,
+    MoeRouterResult,
+    MoeScores,
+    moe_choice,
+    moe_router,
+    moe_scores,
+    moe_weights,
+)
 from reference.operators.processed_logits import ProcessedLogitsContract, processed_logits
 from reference.operators.qk_norm import QkNormContract, qk_norm
 from reference.operators.reduce_scatter import ReduceScatterContract, reduce_scatter
@@ -51,6 +59,7 @@ __all__ = [
     "MoeCombineContract",
     "MoeRouterContract",
     "MoeRouterResult",
+    "MoeScores",
     "PagedCache",
     "PagedKeyValues",
     "ProcessedLogitsContract",
@@ -74,8 +83,11 @@ __all__ = [
     "lm_head",
     "logprob",
     "logsumexp",
+    "moe_choice",
     "moe_combine",
     "moe_router",
+    "moe_scores",
+    "moe_weights",
     "processed_logits",
     "qk_norm",
     "reduce_scatter",

@@ -1,4 +1,4 @@
-"""Weighted sum of the experts' outputs (specification only: no supported model uses it yet)."""
+"""Weighted sum of what the chosen experts returned."""
 
 from __future__ import annotations
 

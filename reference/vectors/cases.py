@@ -276,7 +276,7 @@ _RUNS: dict[str, Callable[[Any, Arrays, Mapping[str, Any]], Arrays]] = {
     "logprob": _run_logprob,
     "logsumexp": lambda c, x, a: dict(ops.logsumexp(x["logits"], c)._asdict()),
     "moe_combine": lambda c, x, a: {"output": ops.moe_combine(x["outputs"], x["weights"], x["experts"], c)},
-    "moe_router": lambda c, x, a: dict(ops.moe_router(x["logits"], a["k"], c)._asdict()),
+    "moe_router": lambda c, x, a: dict(ops.moe_router(x["logits"], a["k"], c, x.get("bias"))._asdict()),
     "processed_logits": lambda c, x, a: {"output": ops.processed_logits(x["logits"], c, **a)},
     "qk_norm": lambda c, x, a: {"output": ops.qk_norm(x["x"], x["weight"], a["epsilon"], c)},
     "reduce_scatter": lambda c, x, a: {f"rank{i}": chunk for i, chunk in enumerate(ops.reduce_scatter(_shards(x), c))},

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcheck.base.bits import to_float32
-from diffcheck.base.boundaries import Boundary
+from diffcheck.base.boundaries import Boundary, branch_of
 from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan
@@ -149,12 +149,16 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
         exact(f"{layer}.attn_residual", total)
         weight = f"{hf}.post_attention_layernorm.weight"
         norm(f"{layer}.post_attention_layernorm", seen[f"{layer}.attn_residual"], weight, c.hidden_size)
-        for x in ("gate", "up"):
-            linear(f"{mlp}.{x}_proj", seen[f"{layer}.post_attention_layernorm"], f"{hf}.mlp.{x}_proj")
-        gate = seen[f"{mlp}.gate_proj"]
-        close(f"{mlp}.act", gate / (1 + np.exp(-gate)) * seen[f"{mlp}.up_proj"])
-        row_parallel(f"{mlp}.down_proj", seen[f"{mlp}.act"], f"{hf}.mlp.down_proj")
-        exact(f"{layer}.mlp_residual", seen.round(seen[f"{layer}.attn_residual"] + seen[f"{mlp}.down_proj"], stream))
+        source, branch = seen[f"{layer}.post_attention_layernorm"], branch_of(c, n)
+        if c.is_sparse(n):
+            _check_experts(seen, n, source, close, exact)
+        else:
+            for x in ("gate", "up"):
+                linear(f"{mlp}.{x}_proj", source, f"{hf}.mlp.{x}_proj")
+            gate = seen[f"{mlp}.gate_proj"]
+            close(f"{mlp}.act", gate / (1 + np.exp(-gate)) * seen[f"{mlp}.up_proj"])
+            row_parallel(f"{mlp}.down_proj", seen[f"{mlp}.act"], f"{hf}.mlp.down_proj")
+        exact(f"{layer}.mlp_residual", seen.round(seen[f"{layer}.attn_residual"] + seen[branch], stream))
         stream = f"{layer}.mlp_residual"
     norm("norm", seen[stream], "model.norm.weight", c.hidden_size)
     linear("logits", seen["norm"][_active(seen)], "model.embed_tokens" if c.tie_word_embeddings else "lm_head")
@@ -165,6 +169,53 @@ def check_meaning(seen: Seen, tolerance: Tolerance = BFLOAT16, changed: str = ""
         lse = seen["logsumexp"]
     if changed != "logprobs":
         np.testing.assert_allclose(seen["logprobs"], chosen - lse, rtol=1e-5, atol=1e-5, err_msg="logprobs")
+
+
+def _check_experts(
+    seen: Seen,
+    n: int,
+    source: FloatArray,
+    close: Callable[[str, FloatArray], None],
+    exact: Callable[[str, npt.NDArray[np.floating]], None],
+) -> None:
+    """A sparse block: the choice is that of the observed ranks, an expert's rows are those of the tokens that chose it
+    and NaN for all others, and the sum is weighted. What an engine does not show is recomputed.
+    """
+    c, mlp, hf = seen.config, f"layers.{n}.mlp", f"model.layers.{n}.mlp"
+
+    def shown(name: str, expected: FloatArray) -> FloatArray:
+        if name not in seen.trace:
+            return expected
+        close(name, expected)
+        return seen[name]
+
+    gate = shown(f"{mlp}.gate", source @ seen.weights(f"{hf}.gate.weight").T)
+    scores = np.exp(gate - gate.max(axis=1, keepdims=True))
+    scores = shown(f"{mlp}.scores", scores / scores.sum(axis=1, keepdims=True))
+    ranked = scores if f"{mlp}.scores" in seen.trace else gate
+    experts = seen[f"{mlp}.topk_experts"].astype(int)
+    assert (np.diff(experts, axis=1) > 0).all()
+    chosen = np.zeros(gate.shape, bool)
+    np.put_along_axis(chosen, experts, True, axis=1)
+    assert (np.where(chosen, ranked, np.inf).min(axis=1) >= np.where(chosen, -np.inf, ranked).max(axis=1)).all()
+    weights = np.where(chosen, scores, np.nan)
+    if c.norm_topk_prob:
+        weights = weights / np.nansum(weights, axis=1, keepdims=True)
+    weights = shown(f"{mlp}.topk_weights", weights)
+    total = np.zeros(source.shape)
+    for e in range(c.num_experts):
+        own, mine = f"{mlp}.experts.{e}", chosen[:, e, None]
+        rows = np.where(mine, source, np.nan)
+        if f"{own}.input" in seen.trace:
+            exact(f"{own}.input", rows)
+            rows = seen[f"{own}.input"]
+        g, u = (
+            shown(f"{own}.{x}_proj", rows @ seen.weights(f"{hf}.experts.{e}.{x}_proj.weight").T) for x in ("gate", "up")
+        )
+        act = shown(f"{own}.act", g / (1 + np.exp(-g)) * u)
+        down = shown(f"{own}.down_proj", act @ seen.weights(f"{hf}.experts.{e}.down_proj.weight").T)
+        total += np.where(mine, weights[:, e, None] * down, 0)
+    shown(f"{mlp}.combine", total)
 
 
 def _active(seen: Seen) -> npt.NDArray[np.bool_]:

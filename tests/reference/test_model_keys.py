@@ -101,3 +101,45 @@ def test_both_spellings_of_rope_are_read() -> None:
         "factor": 2.0,
         "rope_theta": 5e5,
     }
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size = 64 would change .*shared experts"),
+        ({"n_shared_experts": 1}, "n_shared_experts = 1 would change .*shared experts"),
+        ({"n_group": 4, "topk_group": 2}, "n_group = 4, topk_group = 2 would change which experts"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor = 2.5 would change which experts"),
+        ({"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid' would change which experts"),
+        ({"router_bias": True}, "router_bias = True would change which experts"),
+        ({"num_local_experts": 16}, "num_experts and num_local_experts contradict each other"),
+        ({"num_experts": None}, "num_experts and num_local_experts are both missing"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_experts 8"),
+        ({"num_experts": 0}, "num_experts 0 is not from 1"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob 1 must be true or false"),
+        ({"mlp_only_layers": [2]}, "mlp_only_layers .2. are not layers from 0 to 1"),
+        ({"mlp_only_layers": [0, 1]}, "leave no layer with experts"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step 0 must be"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM is not supported .its shared experts"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "not supported .its shared experts, group routing"),
+    ],
+)
+def test_what_a_mixture_of_experts_may_not_say_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=said):
+        ModelConfig.from_dict({**QWEN3, **MOE, **changes})
+
+
+def test_a_mixture_of_experts_is_read_as_both_releases_of_transformers_write_it() -> None:
+    old = ModelConfig.from_dict({**QWEN3, **MOE, "decoder_sparse_step": 2, "router_aux_loss_coef": 0.001})
+    new = {k: v for k, v in MOE.items() if k != "num_experts"} | {"num_local_experts": 8}
+    assert old.dense_layers == (0,) and not old.is_sparse(0) and old.is_sparse(1)
+    assert old == ModelConfig.from_dict({**QWEN3, **new, "mlp_only_layers": [0], "output_router_logits": True})

@@ -35,6 +35,7 @@ from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.strict import megatron_path
 from diffcheck.capture.switches import Switch
+from diffcheck.live_model.experts import check_experts
 from diffcheck.live_model.facts import Facts, fold
 from diffcheck.live_model.rope import kept_positions, live_entry, table_entry
 from diffcheck.rows import Rows
@@ -71,6 +72,7 @@ class Adapter:
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
+        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
         self.ranks = options.tensor_parallel
         self.padded_vocab = pad_vocabulary(config, int(self.extra["vocab_multiple"]), self.ranks)
         try:
@@ -362,9 +364,12 @@ class Adapter:
             for x in "qkv":
                 facts.linear(f"{name}.self_attn.{x}_proj", attention.linear_qkv)
             facts.linear(f"{name}.self_attn.o_proj", attention.linear_proj)
-            for x in ("gate", "up"):
-                facts.linear(f"{name}.mlp.{x}_proj", layer.mlp.linear_fc1)
-            facts.linear(f"{name}.mlp.down_proj", layer.mlp.linear_fc2)
+            if hasattr(layer.mlp, "linear_fc1"):
+                for x in ("gate", "up"):
+                    facts.linear(f"{name}.mlp.{x}_proj", layer.mlp.linear_fc1)
+                facts.linear(f"{name}.mlp.down_proj", layer.mlp.linear_fc2)
+            else:
+                facts.add("experts_per_token", f"{name}.mlp", int(layer.mlp.router.topk))
             own = f"{name}.self_attn.attention"
             scale = getattr(core, "softmax_scale", None)
             factor = getattr(getattr(core, "scale_mask_softmax", None), "scale", None) or 1.0

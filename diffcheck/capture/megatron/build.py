@@ -22,7 +22,7 @@ def build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict
         InputError: the configuration says something that this Megatron-core builds otherwise.
     """
     import torch
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -58,13 +58,16 @@ def build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
         **_windows(config),
+        **_experts(config),
     )
     rope = config.rope
     if rope.kind == "yarn":
         for name, value in _yarn(rope).items():
             # Attributes of the configuration of another attention, read from any configuration that has them.
             setattr(settings, name, value)
-    if strict is None:
+    if config.num_experts:
+        layers = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization="RMSNorm")
+    elif strict is None:
         layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")
     else:
         try:
@@ -87,6 +90,8 @@ def build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict
     if config.o_bias:
         for layer in model.decoder.layers:
             # add_bias_linear gives the MLP biases too, which no supported model has.
+            if not hasattr(layer.mlp, "linear_fc1"):
+                raise InputError("megatron: attention_bias in a mixture of experts", "Megatron-core would add others")
             layer.mlp.linear_fc1.bias = layer.mlp.linear_fc2.bias = None
     if strict is not None:
         strict.finish(model)
@@ -104,6 +109,28 @@ def _windows(config: ModelConfig) -> dict[str, Any]:
     return {
         "window_size": (sizes.pop() - 1, 0),
         "window_attn_skip_freq": [int(w is not None) for w in config.layer_windows],
+    }
+
+
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """Megatron takes the softmax before the choice or after it; after it is what dividing by the sum comes to."""
+    if not config.num_experts:
+        return {}
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # 0.16.1 asks whether this name of Transformer Engine's is None, and forgets to say so where there is none.
+        moe_utils.te_general_gemm = None
+    return {
+        "num_moe_experts": config.num_experts,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_layer_freq": [int(config.is_sparse(n)) for n in range(config.num_hidden_layers)],
+        "moe_router_pre_softmax": not config.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False,
+        "moe_token_dispatcher_type": "allgather",
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
+from diffcheck.capture.megatron.experts import tap_experts
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
 from diffcheck.capture.recorder import Recorder
 from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of, window_size
@@ -107,6 +108,10 @@ class MegatronTaps(Taps):
         self._observe_partial(attention.linear_proj, f"{attn_name}.o_proj.partial")
         self._observe_residual(layer, "self_attn_bda", f"{attn_name}.o_proj", f"{name}.attn_residual")
         self._observe_output(layer.pre_mlp_layernorm, f"{name}.post_attention_layernorm")
+        if hasattr(mlp, "router"):
+            tap_experts(self, mlp, mlp_name, self._recorder, self._see_flat)
+            self._observe_residual(layer, "mlp_bda", f"{mlp_name}.combine", f"{name}.mlp_residual")
+            return
         self._observe_joined(mlp.linear_fc1, [f"{mlp_name}.gate_proj", f"{mlp_name}.up_proj"], _halves, _concatenate)
         # silu(gate) * up is computed inside MLP.forward; its only reader is the second linear layer.
         self._observe_inputs(mlp.linear_fc2, {0: f"{mlp_name}.act"})
@@ -115,6 +120,11 @@ class MegatronTaps(Taps):
 
     def _see(self, name: str, tensor: Tensor) -> Tensor:
         return observe(self._recorder, name, self._sequence_first, tensor)
+
+    def _see_flat(self, name: str, tensor: Tensor) -> Tensor:
+        """[tokens, width]."""
+        changed = self._recorder.observe(name, self._sequence_first, tensor)
+        return tensor if changed is None else changed
 
     def _observe_output(self, module: Any, name: str) -> None:
         if self._recorder.wants(name):

@@ -1,4 +1,4 @@
-"""Weights of a dense decoder between Hugging Face and Megatron-core, both directions, for any tensor parallelism.
+"""Weights of a decoder between Hugging Face and Megatron-core, both directions, for any tensor parallelism.
 
 Megatron-core keeps q, k and v in one matrix, interleaved per key-value group as [q of the group; k; v], and gate and up
 in one matrix whose halves are sharded apart, so that every rank holds [its gate; its up]. Column-parallel weights are
@@ -49,12 +49,24 @@ def parameters(config: ModelConfig) -> Iterator[Parameter]:
             yield Parameter(f"{ours}.self_attention.linear_proj.bias", (f"{attention}.o_proj.bias",), "replicated")
         norm = f"{theirs}.post_attention_layernorm.weight"
         yield Parameter(f"{ours}.pre_mlp_layernorm.weight", (norm,), "replicated")
+        if config.is_sparse(n):
+            yield from _experts(f"{ours}.mlp", f"{theirs}.mlp", config.num_experts)
+            continue
         gate_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
         yield Parameter(f"{ours}.mlp.linear_fc1.weight", gate_up, "gate_up")
         yield Parameter(f"{ours}.mlp.linear_fc2.weight", (f"{theirs}.mlp.down_proj.weight",), "row")
     yield Parameter("decoder.final_layernorm.weight", ("model.norm.weight",), "replicated")
     if not config.tie_word_embeddings:
         yield Parameter("output_layer.weight", ("lm_head.weight",), "vocabulary")
+
+
+def _experts(ours: str, theirs: str, number: int) -> Iterator[Parameter]:
+    yield Parameter(f"{ours}.router.weight", (f"{theirs}.gate.weight",), "replicated")
+    for e in range(number):
+        own, hf = f"{ours}.experts.local_experts.{e}", f"{theirs}.experts.{e}"
+        gate_up = (f"{hf}.gate_proj.weight", f"{hf}.up_proj.weight")
+        yield Parameter(f"{own}.linear_fc1.weight", gate_up, "gate_up")
+        yield Parameter(f"{own}.linear_fc2.weight", (f"{hf}.down_proj.weight",), "row")
 
 
 def to_megatron(

@@ -28,6 +28,7 @@ from diffcheck.capture.patches import apply_patches
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.switches import Switch
+from diffcheck.capture.transformers.experts import hf_parameters
 from diffcheck.capture.transformers.taps import TransformersTaps
 from diffcheck.live_model.facts import Facts, fold
 from diffcheck.rows import Rows
@@ -123,7 +124,7 @@ class Adapter:
             self.config,
             plan,
             samples,
-            weights={name: weight_digest(weight) for name, weight in self.model.named_parameters()},
+            weights={name: weight_digest(weight) for name, weight in hf_parameters(self.model)},
             tokens=taps.tokens,
             positions=taps.positions,
             rope_tables=taps.rope_tables(self.model.model.rotary_emb),
@@ -161,12 +162,20 @@ class Adapter:
             if name not in checkpoint:
                 # transformers would go on with random values.
                 raise InputError(f"{folder}: weight {name} is missing", "save the whole model with safetensors")
+        if self.config.num_experts:
+            if not hasattr(config, "_experts_implementation"):
+                raise InputError(
+                    f"transformers: release {self.version} has no choice of how experts are computed",
+                    "mixtures of experts need transformers 5",
+                )
+            # One expert after the other: a grouped product would hide what is inside.
+            config._experts_implementation = "eager"
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=self.implementation, local_files_only=True
         )
         with torch.no_grad():
             for name, _, _ in self.options.weight_flips:
-                model.get_parameter(name).copy_(checkpoint[name])
+                dict(hf_parameters(model))[name].copy_(checkpoint[name])
         return model.to(self.options.device).eval()
 
     def _score(self, i: int, sample: Sample, plan: CapturePlan, recorder: Recorder, taps: TransformersTaps) -> None:
@@ -236,7 +245,9 @@ class Adapter:
                 facts.norm(f"{name}.self_attn.k_norm", attention.k_norm)
             for x in "qkvo":
                 facts.linear(f"{name}.self_attn.{x}_proj", getattr(attention, f"{x}_proj"))
-            for x in ("gate", "up", "down"):
+            if self.config.is_sparse(n):
+                facts.add("experts_per_token", f"{name}.mlp", int(layer.mlp.gate.top_k))
+            for x in () if self.config.is_sparse(n) else ("gate", "up", "down"):
                 facts.linear(f"{name}.mlp.{x}_proj", getattr(layer.mlp, f"{x}_proj"))
             own, size = f"{name}.self_attn.attention", int(attention.head_dim)
             facts.add("scale", own, float(attention.scaling))

@@ -13,6 +13,7 @@ from typing import Any
 
 from diffcheck.capture.live import LiveInputs, Taps, observe
 from diffcheck.capture.recorder import Recorder
+from diffcheck.capture.transformers.experts import tap_experts
 from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of
 from diffcheck.live_model.rope import KEPT, table_entry
 from diffcheck.rows import Rows
@@ -125,10 +126,13 @@ class TransformersTaps(Taps):
         self._observe_output(attention.o_proj, f"{attn_name}.o_proj")
         self._observe_input(layer.post_attention_layernorm, f"{name}.attn_residual", in_place=True)
         self._observe_output(layer.post_attention_layernorm, f"{name}.post_attention_layernorm")
-        self._observe_output(mlp.gate_proj, f"{mlp_name}.gate_proj")
-        self._observe_output(mlp.up_proj, f"{mlp_name}.up_proj")
-        self._observe_input(mlp.down_proj, f"{mlp_name}.act")
-        self._observe_output(mlp.down_proj, f"{mlp_name}.down_proj")
+        if self._config.is_sparse(n):
+            tap_experts(self, mlp, mlp_name, self._recorder, lambda: self._rows)
+        else:
+            self._observe_output(mlp.gate_proj, f"{mlp_name}.gate_proj")
+            self._observe_output(mlp.up_proj, f"{mlp_name}.up_proj")
+            self._observe_input(mlp.down_proj, f"{mlp_name}.act")
+            self._observe_output(mlp.down_proj, f"{mlp_name}.down_proj")
         self._observe_output(layer, f"{name}.mlp_residual")
 
     def _tap_functions(self, attention: Any, implementation: str) -> None:

@@ -27,6 +27,7 @@ from diffcheck.capture.vllm.engine import (
     start,
 )
 from diffcheck.capture.vllm.schedule import SAMPLE
+from diffcheck.live_model.experts import check_experts
 
 
 class Adapter:
@@ -48,6 +49,7 @@ class Adapter:
             )
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
+        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
         check_ranks(self.config, options.tensor_parallel)
         if len(set(self.config.layer_windows)) > 1:
             raise InputError(

@@ -34,7 +34,9 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
         "operators": {
             "rms_norm": of(lambda layer: _forward_name(layer.input_layernorm)),
             "rotary_emb": of(lambda layer: _forward_name(layer.self_attn.rotary_emb)),
-            "silu_and_mul": of(lambda layer: _forward_name(layer.mlp.act_fn)),
+            "silu_and_mul": of(
+                lambda layer: _experts(layer.mlp) if hasattr(layer.mlp, "experts") else _forward_name(layer.mlp.act_fn)
+            ),
             "linear": of(lambda layer: _name(layer.self_attn.qkv_proj.quant_method)),
         },
         "dtype": str(runner.dtype).removeprefix("torch."),
@@ -54,6 +56,14 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
     }
+
+
+def _experts(block: Any) -> str:
+    """What computes the experts of a sparse block, activation included."""
+    kernel = getattr(block.experts.routed_experts.quant_method, "moe_kernel", None)
+    experts = getattr(kernel, "fused_experts", None)
+    isa = getattr(experts, "isa", None)
+    return f"inside {_name(experts)}" + (f", {isa}" if isa else "")
 
 
 def _name(thing: Any) -> str:

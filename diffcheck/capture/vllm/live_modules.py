@@ -34,9 +34,12 @@ def module_facts(model: Module, config: Any, ranks: int) -> dict[str, dict[str, 
         for x in "qkv":
             facts.linear(f"{name}.self_attn.{x}_proj", attention.qkv_proj)
         facts.linear(f"{name}.self_attn.o_proj", attention.o_proj)
-        for x in ("gate", "up"):
-            facts.linear(f"{name}.mlp.{x}_proj", mlp.gate_up_proj)
-        facts.linear(f"{name}.mlp.down_proj", mlp.down_proj)
+        if config.is_sparse(n):
+            facts.add("experts_per_token", f"{name}.mlp", int(mlp.experts.router.top_k))
+        else:
+            for x in ("gate", "up"):
+                facts.linear(f"{name}.mlp.{x}_proj", mlp.gate_up_proj)
+            facts.linear(f"{name}.mlp.down_proj", mlp.down_proj)
         core, own = attention.attn, f"{name}.self_attn.attention"
         # A strict implementation keeps the scale that it passes on apart from vLLM's.
         facts.add("scale", own, float(getattr(core.impl, "_scale", None) or core.impl.scale))

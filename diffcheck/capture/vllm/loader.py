@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from diffcheck.base.checkpoint import read_checkpoint
 from diffcheck.base.record import weight_digest
 from diffcheck.capture.live import flip_bits
+from diffcheck.capture.vllm.experts import expert_weights
 from reference.models.config import ModelConfig
 
 Tensor = Any
@@ -153,6 +154,9 @@ def _layer(
     if getattr(attention.o_proj, "bias", None) is not None:
         yield f"{prefix}.self_attn.o_proj.bias", attention.o_proj.bias
     yield f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight
+    if hasattr(mlp, "experts"):
+        yield from expert_weights(mlp, f"{prefix}.mlp", gather)
+        return
     for name, part in zip(("gate", "up"), mlp.gate_up_proj.weight.chunk(2), strict=True):
         yield f"{prefix}.mlp.{name}_proj.weight", _rows(part, gather)
     yield f"{prefix}.mlp.down_proj.weight", _columns(mlp.down_proj.weight, gather)

@@ -1,6 +1,6 @@
 """Hooks on the modules of a live vLLM model: every boundary from the embedding to the logits.
 
-The module tree is the same for dense Qwen3, Qwen2 and Llama. Fused places are taken apart: one projection gives q, k
+The module tree is the same for Qwen3, Qwen2 and Llama. Fused places are taken apart: one projection gives q, k
 and v (gate and up), and the fused add + norm returns the new residual next to the normalised value.
 """
 
@@ -15,6 +15,7 @@ from diffcheck.capture.live import LiveInputs, Taps
 from diffcheck.capture.plan import CapturePlan
 from diffcheck.capture.recorder import Recorder
 from diffcheck.capture.vllm.cache import CacheLayout, Store, learn_layout
+from diffcheck.capture.vllm.experts import tap_experts
 from diffcheck.capture.vllm.schedule import Schedule, Step
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
@@ -136,7 +137,7 @@ def tap_model(taps: Taps, live: Live, model: Module) -> None:
         _tap_attention(taps, live, layer.self_attn, n)
         name = f"layers.{n}.post_attention_layernorm"
         _tap_norm(taps, live, layer.post_attention_layernorm, name, f"layers.{n}.attn_residual")
-        _tap_mlp(taps, live, layer.mlp, f"layers.{n}.mlp")
+        (tap_experts if live.config.is_sparse(n) else _tap_mlp)(taps, live, layer.mlp, f"layers.{n}.mlp")
     _tap_norm(taps, live, body.norm, "norm", f"layers.{len(body.layers) - 1}.mlp_residual")
     for rotary in {id(layer.self_attn.rotary_emb): layer.self_attn.rotary_emb for layer in body.layers}.values():
         _tap_rotary(taps, live, rotary)

@@ -149,7 +149,16 @@ def thresholds() -> list[Case]:
 
 
 def experts() -> list[Case]:
-    return [Case("moe_router", "many", {"logits": random(9, 32, 1500, fmt="float32")}, {"k": 4})]
+    """Many experts, a correction bias, logits that tie, and ones that only their softmax ties."""
+    logits, bias = random(9, 32, 1500, fmt="float32"), random(10, 1500, fmt="float32", scale=0.01)
+    tied = np.zeros((1, 8), np.float32)
+    near = np.array([[0.0, 2.0**-30, -1.0, -2.0]], np.float32)
+    return [
+        Case("moe_router", "many", {"logits": logits}, {"k": 4}),
+        Case("moe_router", "bias", {"logits": logits, "bias": bias}, {"k": 4}),
+        Case("moe_router", "tied", {"logits": tied}, {"k": 2}),
+        Case("moe_router", "near", {"logits": near}, {"k": 1}),
+    ]
 
 
 DECIDING: dict[str, Callable[[], list[Case]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from reference.contract.base import from_json
 from reference.operators import MoeRouterContract, moe_router
 from tests.reference.exact import random
 
@@ -30,3 +31,23 @@ def test_bad_input() -> None:
         moe_router(LOGITS, 17, MoeRouterContract())
     with pytest.raises(ValueError, match="NaN has no rank"):
         moe_router(np.full((1, 4), np.nan, np.float32), 1, MoeRouterContract())
+
+
+def test_a_correction_bias_moves_the_choice_and_not_the_weight() -> None:
+    bias = np.zeros(16, np.float32)
+    bias[LOGITS[0].argmin()] = 100
+    plain, moved = moe_router(LOGITS, 16, MoeRouterContract()), moe_router(LOGITS, 16, MoeRouterContract(), bias)
+    assert moved.experts[0, 0] == LOGITS[0].argmin() != plain.experts[0, 0]
+    dense = np.zeros((2, 16), np.float32)
+    for row, one in enumerate((plain, moved)):
+        dense[row, one.experts[0]] = one.weights[0]
+    # Divided by a sum in another order: the same weights but for its rounding.
+    assert np.abs(dense[0] - dense[1]).max() < 1e-6
+
+
+def test_fields_added_later_leave_digests_in_use_alone() -> None:
+    plain = MoeRouterContract()
+    assert plain.contract_id == "13822ee42157a9b6534b61e20006f84f4736edacc102f7aa4caf1084cb2a804a"
+    changed = plain.override("order.ties", "highest_index")
+    assert changed.contract_id != plain.contract_id
+    assert from_json(plain.to_json()) == plain and from_json(changed.to_json()) == changed
