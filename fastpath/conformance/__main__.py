@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from fastpath.conformance.frame import run
 from reference.files import write_atomically
@@ -18,12 +19,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only cases whose name starts with this; several by commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes; compiling is most of the time")
     arguments = parser.parse_args()
-    report = run(arguments.only, arguments.jobs, lambda line: print(line, flush=True))
+
+    def save(report: dict[str, Any]) -> None:
+        if arguments.json is not None:
+            write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
+
+    report = run(arguments.only, arguments.jobs, lambda line: print(line, flush=True), save=save)
     summary = report["summary"]
     print(f"{summary['passed']} of {summary['cases']} cases passed")
     print(f"{summary['different']} of {summary['compared']} values differ")
-    if arguments.json is not None:
-        write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
+    save(report)
     return 0 if summary["cases"] and summary["passed"] == summary["cases"] else 1
 
 

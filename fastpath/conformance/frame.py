@@ -97,12 +97,17 @@ def families() -> Iterator[tuple[str, list[Case]]]:
 
 
 def run(
-    only: str = "", jobs: int = 1, say: Callable[[str], None] = print, deadline: float | None = None
+    only: str = "",
+    jobs: int = 1,
+    say: Callable[[str], None] = print,
+    deadline: float | None = None,
+    save: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run all cases whose name starts with ``only`` (or one of several, by commas), in ``jobs`` processes.
 
     Returns the report as plain data. No case starts after ``deadline`` (of `time.perf_counter`); one that therefore
-    was not run is listed as such.
+    was not run is listed as such. ``save`` gets the report after every case, the cases still to come among those not
+    run: what was measured then outlives a machine that is taken away.
 
     A case that raises counts as failed, with its error; one whose unit this target lacks is listed as not run.
     """
@@ -117,8 +122,10 @@ def run(
     if deadline is not None:
         # plain values of every family first: what the time does not reach then is more of the same kernels
         chosen.sort(key=lambda names: "/normal" not in names[1] and "/model" not in names[1])
-    results = []
+    results: list[dict[str, Any]] = []
+    waiting = dict.fromkeys(name for _, name in chosen)
     for names, result in _run_all(chosen, jobs, deadline):
+        del waiting[names[1]]
         if result is None:
             not_run.append({"name": names[1], "reason": "the time was up"})
             continue
@@ -128,6 +135,8 @@ def run(
         say(f"{verdict} {result['name']:<48} {counts} {result['seconds']:6.1f} s")
         if not result["passed"]:
             say(f"    {result['error'] or result['first']}")
+        if save is not None and waiting:
+            save(_report(results, not_run + [{"name": name, "reason": "interrupted before it"} for name in waiting]))
     return _report(results, not_run)
 
 
@@ -184,7 +193,7 @@ def _distinct(launches: Iterable[Launch]) -> list[dict[str, Any]]:
 
 def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dict[str, Any]:
     target = current_target()
-    kernels = _kernels(results)
+    kernels, cases = _kernels(results)
     return {
         "command": " ".join(["python", "-m", "fastpath.conformance", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -198,7 +207,7 @@ def _report(results: list[dict[str, Any]], not_run: list[dict[str, str]]) -> dic
             "different": sum(r["different"] for r in results),
             "not_run": len(not_run),
         },
-        "cases": results,
+        "cases": cases,
         "kernels": kernels,
         "not_run": not_run,
     }
@@ -210,14 +219,15 @@ def _device_name() -> str:
     return "Triton's interpreter" if INTERPRETED else torch.cuda.get_device_name()
 
 
-def _kernels(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Every kernel and contract once, by a short name; the cases' launches become counts by that name."""
+def _kernels(results: list[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """Every kernel and contract once, by a short name; and the cases, their launches as counts by that name."""
     kernels: dict[str, dict[str, Any]] = {}
+    cases = []
     for result in results:
         counts = {}
         for launch in result["launches"]:
             name = f"{launch['kernel']}-{launch['code_sha256'][:10]}-{launch['contract_id'][:10]}"
-            counts[name] = launch.pop("launches")
-            kernels[name] = launch
-        result["launches"] = counts
-    return dict(sorted(kernels.items()))
+            counts[name] = launch["launches"]
+            kernels[name] = {key: value for key, value in launch.items() if key != "launches"}
+        cases.append({**result, "launches": counts})
+    return dict(sorted(kernels.items())), cases

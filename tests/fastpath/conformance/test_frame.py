@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +69,20 @@ def test_a_failing_case_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result["passed"]
     assert result["different"] == 2
     assert "and then it broke" in result["error"]
+
+
+def test_what_is_done_is_saved_before_the_next_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alike() -> Iterator[frame.Comparison]:
+        yield frame.compare("x", np.ones(2, np.float32), np.ones(2, np.float32))
+
+    from fastpath.conformance import products
+
+    pair = [frame.Case("first", alike), frame.Case("second", alike)]
+    monkeypatch.setattr(products, "cases", lambda: pair)
+    monkeypatch.setattr(frame, "families", lambda: [("products", pair)])
+    saved: list[dict[str, Any]] = []
+    report = frame.run(say=lambda _: None, save=saved.append)
+    assert [case["name"] for case in report["cases"]] == ["first", "second"]
+    (early,) = saved
+    assert [case["name"] for case in early["cases"]] == ["first"]
+    assert early["not_run"] == [{"name": "second", "reason": "interrupted before it"}]
