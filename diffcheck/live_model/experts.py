@@ -11,24 +11,36 @@ from reference.models.config import ModelConfig
 Tensor = Any
 #: Shows one boundary, [tokens, width]; gives the tensor to go on with.
 See = Callable[[str, Tensor], Tensor]
+#: Attribute of a strict path's sparse block: while a capture looks, a function (part of the boundary's name behind the
+#: block's, tensor with a row for every token) -> tensor to go on with; else None.
+STRICT_SEE = "rlk_see"
 
 
-def check_experts(config: ModelConfig, engine: str, profile: str | None, tensor_parallel: int) -> None:
+def check_experts(config: ModelConfig, engine: str, tensor_parallel: int) -> None:
     """Raises:
     InputError: the model is a mixture of experts and something is asked that this engine does not do with one.
     """
     if not config.num_experts:
         return
-    if profile is not None:
-        raise InputError(
-            f"{engine}: profile {profile}: a mixture of experts has no strict path in an engine yet",
-            "leave --profile out, or compare with the reference (docs/moe.md)",
-        )
     if tensor_parallel != 1:
         raise InputError(
             f"{engine}: tensor parallelism {tensor_parallel} of a mixture of experts is not observed",
             "use --tp 1 (docs/moe.md)",
         )
+
+
+def tap_strict_experts(taps: Any, block: Any, name: str, wants: Callable[[str], bool], see: See) -> None:
+    """Observe one sparse block of a strict path, all but its sum, which is the block's output.
+
+    Args:
+        name: of the block. wants: whether a boundary is to be recorded.
+    """
+
+    def shown(part: str, values: Tensor) -> Tensor:
+        boundary = f"{name}.{part}"
+        return see(boundary, values) if wants(boundary) else values
+
+    taps.attribute(block, STRICT_SEE, lambda _none: shown)
 
 
 def function_mode(handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:

@@ -223,6 +223,27 @@ class ArrayOperators(ArrayGradients):
         """silu(gate) * up."""
         return self._out(self._ops.swiglu(_rows(gate), _rows(up), self._called("swiglu"))).reshape(gate.shape)
 
+    def moe_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What is ranked and what weights are gathered from, float32 [tokens, experts] each."""
+        found = ops.moe_scores(to_array(logits), self._called("moe_router"))
+        return to_tensor(found.ranked, _float32()), to_tensor(found.scores, _float32())
+
+    def moe_choice(self, ranked: Tensor, k: int) -> Tensor:
+        """The ``k`` experts that rank highest, int64 [tokens, k], best first."""
+        import torch
+
+        return torch.from_numpy(ops.moe_choice(to_array(ranked), k, self.contracts["moe_router"]))
+
+    def moe_weights(self, scores: Tensor, experts: Tensor) -> Tensor:
+        """What each chosen expert weighs, float32 [tokens, k]."""
+        found = ops.moe_weights(to_array(scores), experts.numpy(), self.contracts["moe_router"])
+        return to_tensor(found, _float32())
+
+    def moe_combine(self, outputs: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Weighted sum [tokens, hidden] of ``outputs`` [tokens, k, hidden]."""
+        contract = self._called("moe_combine")
+        return self._out(ops.moe_combine(to_array(outputs), to_array(weights), experts.numpy(), contract))
+
     def lm_head(self, x: Tensor, weight: Float32Array) -> Tensor:
         """Logits [..., outputs], float32."""
         y = self._ops.lm_head(_rows(x), weight, self._called("lm_head"))

@@ -194,6 +194,26 @@ class Operators(Gradients, Protocol):
         """silu(gate) * up."""
         ...
 
+    def moe_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What a router ranks, and what its weights are gathered from: float32, [tokens, experts] each.
+
+        Raises:
+            BackendError: no mixture of experts is computed there.
+        """
+        ...
+
+    def moe_choice(self, ranked: Tensor, k: int) -> Tensor:
+        """The ``k`` experts that rank highest, int64 [tokens, k], best first."""
+        ...
+
+    def moe_weights(self, scores: Tensor, experts: Tensor) -> Tensor:
+        """What each chosen expert weighs, float32 [tokens, k], in the order of ``experts``."""
+        ...
+
+    def moe_combine(self, outputs: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Weighted sum [tokens, hidden] of what the chosen experts returned, ``outputs`` [tokens, k, hidden]."""
+        ...
+
     def lm_head(self, x: Tensor, weight: Weight) -> Tensor:
         """Logits [..., outputs], float32."""
         ...

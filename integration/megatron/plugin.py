@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from integration.backends import check_profile, operators_for
+from integration.backends import BackendError, check_profile, operators_for
 from integration.versions import Patch, apply_patches, check_version
 from reference.primitives import RopeParameters
 
@@ -108,7 +108,18 @@ def specification(config: Any, theta: float | RopeParameters, *, device: str = "
         else functools.partial(modules.StrictMLP.as_mlp_submodule, submodules=mlp),
         mlp_bda=add,
     )
-    layers = [dataclasses.replace(layer, submodules=strict)] * config.num_layers
+    dense = dataclasses.replace(layer, submodules=strict)
+    layers = [dense] * config.num_layers
+    if config.num_moe_experts:
+        from integration.experts import use_renormalisation
+        from integration.megatron import experts
+
+        if device != "cpu":
+            raise BackendError(f"profile {_profile}: a mixture of experts has no strict path on a GPU yet")
+        # The softmax of the chosen logits is that of all of them, divided by the chosen ones' sum.
+        use_renormalisation(own, not config.moe_router_pre_softmax)
+        sparse = dataclasses.replace(layer, submodules=dataclasses.replace(strict, mlp=experts.specification(mlp)))
+        layers = [sparse if config.moe_layer_freq[n] else dense for n in range(config.num_layers)]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=modules.StrictNorm)
 
 
@@ -119,8 +130,13 @@ def _check_config(config: Any) -> None:
         "context_parallel_size": config.context_parallel_size > 1,
         "hidden_dropout": config.hidden_dropout,
         "apply_rope_fusion": config.apply_rope_fusion,
-        "num_moe_experts": config.num_moe_experts,
     }
+    if config.num_moe_experts:
+        from integration.megatron.experts import unknown_settings
+
+        unknown |= unknown_settings(config)
+        # A number means every so manieth layer: the list is what diffcheck builds.
+        unknown["moe_layer_freq that is no list"] = not isinstance(config.moe_layer_freq, list)
     if any(unknown.values()):
         raise TypeError(f"no strict contract for {', '.join(name for name, on in unknown.items() if on)}")
 
@@ -244,6 +260,8 @@ def evidence(model: Any, forwards: int) -> dict[str, Any]:
         "lm_head": 1,
         "logprob": 1,
     }
+    if sparse := sum(hasattr(layer.mlp, "router") for layer in model.decoder.layers):
+        per_forward |= {"moe_router": sparse, "moe_combine": sparse}
     for name, count in per_forward.items():
         if own.calls[name] < forwards * count:
             raise RuntimeError(f"{name} ran {own.calls[name]} times in {forwards} forwards of {layers} layers")

@@ -83,7 +83,12 @@ class KernelLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         return own.row_linear_partial(x, layer.weight, self._ranks)
 
 
-def _use_strict_method(layer: Any, ranks: int | None = None) -> None:
+def use_strict_method(layer: Any, ranks: int | None = None) -> None:
+    """Give a linear ``layer`` of vLLM's the strict products.
+
+    Raises:
+        TypeError: it is quantised, or sharded over GPUs.
+    """
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         method = type(layer.quant_method).__name__
         raise TypeError(f"{layer.prefix}: {method} has no strict contract; use an unquantised model")
@@ -97,7 +102,7 @@ class StrictQKVParallelLinear(QKVParallelLinear):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _use_strict_method(self)
+        use_strict_method(self)
 
 
 class StrictMergedColumnParallelLinear(MergedColumnParallelLinear):  # type: ignore[misc]
@@ -105,7 +110,7 @@ class StrictMergedColumnParallelLinear(MergedColumnParallelLinear):  # type: ign
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _use_strict_method(self)
+        use_strict_method(self)
 
 
 class StrictRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
@@ -115,7 +120,7 @@ class StrictRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if not (self.input_is_parallel and self.reduce_results) or self.skip_bias_add:
             raise TypeError(f"{self.prefix}: this form of row parallelism has no strict contract")
-        _use_strict_method(self, self.tp_size)
+        use_strict_method(self, self.tp_size)
 
     def forward(self, input_: Tensor) -> Any:
         own = operators(self.rlk_dtype)

@@ -43,6 +43,12 @@ def _packed_attention(original: Any) -> Any:
     return packed_attention(original)
 
 
+def _strict_experts(original: Any) -> Any:
+    from integration.vllm.experts import strict_block
+
+    return strict_block(original)
+
+
 #: Everything that is not done through an extension point of vLLM.
 PATCHES = (
     Patch(
@@ -51,6 +57,16 @@ PATCHES = (
         versions=SUPPORTED["cpu"] + SUPPORTED["gpu"],
         why="the model runner builds its sampler by name, and vLLM has no registry of samplers",
         make=_strict_sampler,
+    ),
+)
+#: Of a vLLM on a CPU, beside those.
+CPU_PATCHES = (
+    Patch(
+        module="vllm.model_executor.models.qwen3_moe",
+        attribute="Qwen3MoeSparseMoeBlock",
+        versions=SUPPORTED["cpu"],
+        why="a sparse block is no layer that vLLM lets others register, and its experts and their sum are one operator",
+        make=_strict_experts,
     ),
 )
 #: Of a vLLM on a GPU, beside those.
@@ -82,6 +98,8 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 #: Switches AMD's own kernels on.
 AITER = "VLLM_ROCM_USE_AITER"
 _registered = False
+#: Layers with a mixture of experts of the model that `begin` was given.
+_sparse_layers = 0
 
 
 def register() -> None:
@@ -120,7 +138,7 @@ def register() -> None:
 
 
 def _patches() -> tuple[Patch, ...]:
-    return PATCHES + GPU_PATCHES if on_gpu() else PATCHES
+    return PATCHES + (GPU_PATCHES if on_gpu() else CPU_PATCHES)
 
 
 def _prepare_gpu(profile: str) -> None:
@@ -193,17 +211,31 @@ def begin(runner: Any, model: Any) -> None:
         for n, layer in enumerate(model.model.layers)
         if type(layer.self_attn.attn.impl) is not attention
     ]
-    native += [f"mixture of experts {name}" for name, module in model.named_modules() if hasattr(module, "experts")]
+    native += [
+        f"mixture of experts {name}"
+        for name, module in model.named_modules()
+        if hasattr(module, "experts") and not _is_strict(module)
+    ]
     if type(runner.sampler) is not StrictSampler:
         native.append(f"sampler ({type(runner.sampler).__name__})")
     if native:
         raise RuntimeError(f"the strict path is not in place: {', '.join(native[:5])} ran natively")
     _require_subnormals()
+    global _sparse_layers
+    _sparse_layers = sum(hasattr(layer.mlp, "experts") for layer in model.model.layers)
     operators(model.model.embed_tokens.weight.dtype).clear()
     if on_gpu():
         from integration.vllm import graphs
 
         graphs.clear()
+
+
+def _is_strict(block: Any) -> bool:
+    if on_gpu():
+        return False
+    from integration.vllm.experts import is_strict
+
+    return is_strict(block)
 
 
 def weight_digests(worker: Any, config: Any) -> dict[str, str]:
@@ -263,6 +295,9 @@ def evidence(layers: int, steps: int) -> dict[str, Any]:
             "swiglu": layers,
             # at least one request a step; a capture that learns the cache's layout stores through the same operator
             "attention": layers,
+            # none of a dense model
+            "moe_router": _sparse_layers,
+            "moe_combine": _sparse_layers,
         }
     for name, count in per_forward.items():
         if own.calls[name] < steps * count:

@@ -122,11 +122,21 @@ def live_digests(worker: Any, config: ModelConfig) -> dict[str, str]:
     model = worker.model_runner.get_model()
     if not _keeps_arrays(model):
         return loader.live_digests(model, config)
-    arrays = [layer for layer in model.modules() if hasattr(layer, "rlk_weight")]
-    digests = _digests(model, config, {layer: to_tensor(layer.rlk_weight, layer.rlk_dtype) for layer in arrays})
+    digests = _digests(model, config, dict(_arrays(model)))
     # Whoever captures this model now, or asks for its weights, is told of these.
     setattr(model, DIGESTS, digests)
     return digests
+
+
+def _arrays(model: Any) -> Iterator[tuple[tuple[Any, str], Tensor]]:
+    """((layer, attribute), weight) of what the strict layers of ``model`` keep as arrays."""
+    import torch
+
+    for layer in model.modules():
+        if hasattr(layer, "rlk_weight"):
+            yield (layer, "weight"), to_tensor(layer.rlk_weight, layer.rlk_dtype)
+        for name, experts in getattr(layer, "rlk_stacked", {}).items():
+            yield (layer, name), torch.stack([to_tensor(array, layer.rlk_dtype) for array in experts])
 
 
 def _keeps_arrays(model: Any) -> bool:
@@ -135,15 +145,15 @@ def _keeps_arrays(model: Any) -> bool:
 
 
 @contextmanager
-def _loaded_weights() -> Iterator[dict[Any, Tensor]]:
-    """Layer -> weight, of each unquantised linear layer of vLLM's own that is processed meanwhile."""
+def _loaded_weights() -> Iterator[dict[tuple[Any, str], Tensor]]:
+    """(layer, "weight") -> weight, of each unquantised linear layer of vLLM's own that is processed meanwhile."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-    loaded: dict[Any, Tensor] = {}
+    loaded: dict[tuple[Any, str], Tensor] = {}
     original = UnquantizedLinearMethod.process_weights_after_loading
 
     def process(self: Any, layer: Any) -> None:
-        loaded[layer] = layer.weight.detach()
+        loaded[layer, "weight"] = layer.weight.detach()
         original(self, layer)
 
     UnquantizedLinearMethod.process_weights_after_loading = process
@@ -153,15 +163,15 @@ def _loaded_weights() -> Iterator[dict[Any, Tensor]]:
         UnquantizedLinearMethod.process_weights_after_loading = original
 
 
-def _digests(model: Any, config: ModelConfig, weights: Mapping[Any, Tensor]) -> dict[str, str]:
+def _digests(model: Any, config: ModelConfig, weights: Mapping[tuple[Any, str], Tensor]) -> dict[str, str]:
     """HF name -> digest, with ``weights`` of the layers that hold an empty tensor in their place."""
     import torch
 
-    emptied = {layer: layer.weight for layer in weights}
+    emptied = {(layer, name): getattr(layer, name) for layer, name in weights}
     try:
-        for layer, weight in weights.items():
-            layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        for (layer, name), weight in weights.items():
+            setattr(layer, name, torch.nn.Parameter(weight, requires_grad=False))
         return {name: weight_digest(tensor) for name, tensor in hf_weights(model, config, gather_ranks)}
     finally:
-        for layer, empty in emptied.items():
-            layer.weight = empty
+        for (layer, name), empty in emptied.items():
+            setattr(layer, name, empty)

@@ -138,7 +138,8 @@ def test_evidence_names_operators_counts_and_contracts(vllm: Live, tp2: Live) ->
     assert all(len(str(entry["contract_id"])) == 64 for entry in operators.values())
     assert "all_reduce" not in operators and strict(tp2.trace())["all_reduce"]["calls"] == 6 * steps
     assert trace.header.evidence["attention_backend"].endswith("StrictAttentionImpl")
-    (patch,) = trace.header.evidence["strict"]["patches"]
+    patch, experts = trace.header.evidence["strict"]["patches"]
+    assert experts["target"] == "vllm.model_executor.models.qwen3_moe.Qwen3MoeSparseMoeBlock"
     assert patch["target"] == "vllm.v1.worker.gpu_model_runner.Sampler" and patch["versions"] == ["0.32", "0.22"]
 
 

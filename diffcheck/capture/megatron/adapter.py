@@ -72,7 +72,7 @@ class Adapter:
         self.extra = check_extra(options, EXTRA)
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
+        check_experts(self.config, options.engine, options.tensor_parallel)
         self.ranks = options.tensor_parallel
         self.padded_vocab = pad_vocabulary(config, int(self.extra["vocab_multiple"]), self.ranks)
         try:

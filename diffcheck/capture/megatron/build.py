@@ -65,7 +65,7 @@ def build(config: ModelConfig, options: EngineOptions, padded_vocab: int, strict
         for name, value in _yarn(rope).items():
             # Attributes of the configuration of another attention, read from any configuration that has them.
             setattr(settings, name, value)
-    if config.num_experts:
+    if strict is None and config.num_experts:
         layers = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization="RMSNorm")
     elif strict is None:
         layers = get_gpt_layer_local_spec(qk_layernorm=config.qk_norm, normalization="RMSNorm")

@@ -14,6 +14,7 @@ from diffcheck.capture.live import LiveInputs, Taps, batch_rows, observe
 from diffcheck.capture.megatron.experts import tap_experts
 from diffcheck.capture.megatron.weights import interleave_qkv, split_qkv
 from diffcheck.capture.recorder import Recorder
+from diffcheck.live_model.experts import STRICT_SEE, tap_strict_experts
 from diffcheck.live_model.facts import CAUSAL, live_mask, mask_of, window_size
 from diffcheck.rows import Rows
 from reference.models.config import ModelConfig
@@ -109,7 +110,10 @@ class MegatronTaps(Taps):
         self._observe_residual(layer, "self_attn_bda", f"{attn_name}.o_proj", f"{name}.attn_residual")
         self._observe_output(layer.pre_mlp_layernorm, f"{name}.post_attention_layernorm")
         if hasattr(mlp, "router"):
-            tap_experts(self, mlp, mlp_name, self._recorder, self._see_flat)
+            if hasattr(mlp, STRICT_SEE):
+                tap_strict_experts(self, mlp, mlp_name, self._recorder.wants, self._see_flat)
+            else:
+                tap_experts(self, mlp, mlp_name, self._recorder, self._see_flat)
             self._observe_residual(layer, "mlp_bda", f"{mlp_name}.combine", f"{name}.mlp_residual")
             return
         self._observe_joined(mlp.linear_fc1, [f"{mlp_name}.gate_proj", f"{mlp_name}.up_proj"], _halves, _concatenate)

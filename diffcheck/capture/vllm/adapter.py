@@ -49,7 +49,7 @@ class Adapter:
             )
         folder, config = resolve_model(str(options.model))
         self.config = effective_config(config, options)
-        check_experts(self.config, options.engine, options.profile, options.tensor_parallel)
+        check_experts(self.config, options.engine, options.tensor_parallel)
         check_ranks(self.config, options.tensor_parallel)
         if len(set(self.config.layer_windows)) > 1:
             raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from diffcheck.live_model.experts import STRICT_SEE
 from diffcheck.live_model.facts import fold
 
 #: Environment that decides which kernels run; the rest of vLLM's names the machine or the run.
@@ -60,6 +61,8 @@ def engine_evidence(runner: Any, model: Any) -> dict[str, Any]:
 
 def _experts(block: Any) -> str:
     """What computes the experts of a sparse block, activation included."""
+    if hasattr(block, STRICT_SEE):
+        return f"inside {_name(block)}"
     kernel = getattr(block.experts.routed_experts.quant_method, "moe_kernel", None)
     experts = getattr(kernel, "fused_experts", None)
     isa = getattr(experts, "isa", None)

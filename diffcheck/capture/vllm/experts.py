@@ -8,7 +8,7 @@ from typing import Any
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import EngineError
 from diffcheck.capture.live import Taps
-from diffcheck.live_model.experts import ascending, weights_by_expert
+from diffcheck.live_model.experts import STRICT_SEE, ascending, tap_strict_experts, weights_by_expert
 
 Tensor = Any
 Module = Any
@@ -18,6 +18,14 @@ FUSED = "one fused operator computes all experts and their sum"
 
 def tap_experts(taps: Taps, live: Any, block: Module, prefix: str) -> None:
     """Observe one sparse block. ``live`` is the `Live` of the capture."""
+    if hasattr(block, STRICT_SEE):
+
+        def seen(name: str, values: Tensor) -> Tensor:
+            return live.safely(lambda v: live.seen(name, v), values)
+
+        tap_strict_experts(taps, block, prefix, live.recorder.wants, seen)
+        taps.output(block, lambda out: seen(f"{prefix}.combine", out))
+        return
     runner = block.experts
     router = getattr(runner, "router", None)
     if router is None or getattr(runner.routed_experts.quant_method, "is_monolithic", True):
