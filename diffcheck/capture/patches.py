@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
-from diffcheck.capture.patch_effects import ModelState
+from diffcheck.live_model.changes import ModelState
 
 _FORM = "write it as [rollout/|train/]FILE.py:FUNCTION"
 _SIDES = ("rollout", "train")
