@@ -14,6 +14,7 @@ from typing import Any
 
 from diffcheck.base.errors import InputError
 from diffcheck.live_model.changes import ModelState
+from reference.contract.names import offered
 
 _FORM = "write it as [rollout/|train/]FILE.py:FUNCTION"
 _SIDES = ("rollout", "train")
@@ -57,7 +58,7 @@ def parse_patch(text: str, side: str = "train") -> Patch:
         raise InputError(f"--patch: {file} is not Python: {error}", "mend the file") from None
     names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     if function not in names:
-        raise InputError(f"--patch: {file} has no function {function!r}", f"it has: {', '.join(names) or 'none'}")
+        raise InputError(f"--patch: {file} has no function {function!r}", offered(function, names))
     return Patch(side, file, function)
 
 

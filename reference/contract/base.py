@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from reference.contract.names import offered
+
 GROUPS = ("domain", "partition", "order", "precision", "rounding", "primitives")
 SCHEMA = 1  # version of the JSON form; a change of meaning of any field raises it
 
@@ -209,7 +211,7 @@ def split_path(contract: type[Contract], path: str) -> tuple[str, str]:
     """Split ``"group.field"``. Raises ValueError naming the paths that exist."""
     known = fields(contract)
     if path not in known:
-        raise ValueError(f"{contract.operator} has no contract field {path!r}; it has {', '.join(known) or 'none'}")
+        raise ValueError(f"{contract.operator} has no contract field {path!r}; {offered(path, known)}")
     group, name = path.split(".")
     return group, name
 
@@ -238,7 +240,7 @@ def from_json(text: str) -> Contract:
     name = str(data.get("operator"))
     kind = CONTRACTS.get(name) or GRADIENTS.get(name)
     if kind is None:
-        raise ValueError(f"unknown operator {data.get('operator')!r}; known: {', '.join(sorted(CONTRACTS))}")
+        raise ValueError(f"unknown operator {data.get('operator')!r}; {offered(name, sorted(CONTRACTS))}")
     _same_keys(f"{kind.operator} contract", data, ("schema", "operator", *GROUPS))
     groups = {}
     for group, group_type in group_types(kind).items():
