@@ -40,13 +40,15 @@ Value = str | int | bool
 class Choice:
     """What one contract field may be.
 
-    values: every allowed value, the default first.
-    phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
-    equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can give,
-        and no reason for a test, which finds an input on which the value does.
-    given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
-    added: the field came after contracts of its operator were in use: its default is what they always did, and is left
-        out of the canonical JSON, so that they keep their ``contract_id``.
+    Attributes:
+        values: every allowed value, the default first.
+        phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print
+            it.
+        equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can
+            give, and no reason for a test, which finds an input on which the value does.
+        given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
+        added: the field came after contracts of its operator were in use: its default is what they always did, and is
+            left out of the canonical JSON, so that they keep their ``contract_id``.
     """
 
     values: tuple[Value, ...]
