@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 
 from rich import progress as bars
@@ -44,8 +45,9 @@ class ProgressLine:
             transient=True,
         )
         self._console = console
-        # A notebook is no terminal, and shows a bar all the same.
-        self._is_live = (console.is_terminal or console.is_jupyter) and not _quiet
+        # A notebook is no terminal, and shows a bar all the same where it has the widgets for one.
+        has_bars = console.is_jupyter and find_spec("ipywidgets") is not None
+        self._is_live = (console.is_terminal or has_bars) and not _quiet
         self._task = self._progress.add_task("starting", total=None)
         self._last = ""
 

@@ -288,6 +288,8 @@ def compare(
 
       rlk-diff compare traces/rollout traces/train --html report.html
       rlk-diff compare traces/rollout traces/train --infer --model ./Qwen3-0.6B
+
+    Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
     """
     from diffcheck.runs import run_compare
 
