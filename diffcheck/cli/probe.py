@@ -14,7 +14,7 @@ from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json
 from diffcheck.base.progress import ProgressLine
 from diffcheck.capture.adapter import package_versions
 from diffcheck.cli.commands import app
-from diffcheck.probe import FORMS, KERNELS, Answer, Kernel, load, named, probe, torch_kernel
+from diffcheck.infer.active import FORMS, KERNELS, Answer, Kernel, load, named, probe, torch_kernel
 
 _OWN = {"rich_help_panel": "Of module:function"}
 

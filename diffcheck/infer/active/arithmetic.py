@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffcheck.probe.kernel import PRECISION, Float64Array
-from diffcheck.probe.tree import Tree, fold
+from diffcheck.infer.active.kernel import PRECISION, Float64Array
+from diffcheck.infer.active.tree import Tree, fold
 from reference.arithmetic import fma
 from reference.formats import FORMATS
 from reference.rounding import round_to

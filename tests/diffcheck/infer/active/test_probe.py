@@ -1,4 +1,4 @@
-"""A kernel whose order is known is answered with it; what is no tree of additions, or not repeatable, is said to be so."""
+"""A kernel whose order is known is answered with it; what is no tree, or does not repeat itself, is said to be so."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffcheck import probe as probing
 from diffcheck.base.errors import ExitCode, InputError
-from diffcheck.probe.arithmetic import Arithmetic, evaluate
-from diffcheck.probe.kernel import Float64Array, Kernel
-from diffcheck.probe.tree import OutsideError, Tree, describe, fold, reveal, to_text
+from diffcheck.infer import active as probing
+from diffcheck.infer.active.arithmetic import Arithmetic, evaluate
+from diffcheck.infer.active.kernel import Float64Array, Kernel
+from diffcheck.infer.active.tree import OutsideError, Tree, describe, fold, reveal, to_text
 from reference.arithmetic import fma
 from tests.diffcheck.in_process import rlk
 
@@ -202,6 +202,6 @@ def test_bad_input_is_one_line(words: tuple[str, ...], message: str) -> None:
 
 
 def test_committed_answers_are_of_this_catalogue() -> None:
-    path = Path(__file__).parents[3] / "diffcheck" / "results" / "probe-cpu.json"
+    path = Path(__file__).parents[4] / "diffcheck" / "results" / "probe-cpu.json"
     found: dict[str, Any] = json.loads(path.read_text())
     assert [answer["kernel"] for answer in found["answers"]] == list(probing.KERNELS)

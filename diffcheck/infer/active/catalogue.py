@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffcheck.base.errors import InputError
-from diffcheck.probe.kernel import Kernel, torch_kernel
+from diffcheck.infer.active.kernel import Kernel, torch_kernel
 
 
 def _torch() -> Any:

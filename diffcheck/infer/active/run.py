@@ -10,9 +10,9 @@ import numpy as np
 
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.progress import Progress, silent
-from diffcheck.probe.arithmetic import Arithmetic, candidates, evaluate, narrow
-from diffcheck.probe.kernel import MARKS, PRECISION, Float64Array, Kernel
-from diffcheck.probe.tree import OutsideError, Tree, describe, is_binary, reveal, to_text
+from diffcheck.infer.active.arithmetic import Arithmetic, candidates, evaluate, narrow
+from diffcheck.infer.active.kernel import MARKS, PRECISION, Float64Array, Kernel
+from diffcheck.infer.active.tree import OutsideError, Tree, describe, is_binary, reveal, to_text
 
 #: Random sums that a candidate must give in every bit, and the seed of their draws.
 DRAWS, SEED = 200, 0
