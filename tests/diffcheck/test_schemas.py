@@ -33,6 +33,7 @@ SAMPLES = '{"prompt_token_ids": [5, 6, 7], "response_token_ids": [8, 9], "id": "
 COMMITTED = {
     "diffcheck/results/faults.json": "faults",
     "diffcheck/results/localize-cpu.json": "benchmarks",
+    "diffcheck/results/probe-cpu.json": "probe",
     "integration/results/grpo-bench.json": "benchmarks",
     "fastpath/results/benchmarks-h200.json": "benchmarks",
     "fastpath/results/tuning-h200.json": "benchmarks",
@@ -80,6 +81,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     judged = [json.loads(rlk("gate", str(folder / f"{kind}.json"), "--json", "-").out) for kind in commands]
     rules = ("--must-equal", "layers.*.mlp.act", "--min-coverage", "1", "--json", "-")
     judged.append(json.loads(rlk("gate", *rules, str(folder / "diverged.json")).out))
+    probed = folder / "probe.json"
+    assert rlk("probe", "index_add", "--length", "4", "--json", str(probed)).code == 0
     again = folder / "twice.json"
     assert rlk("twice", "--engine", "reference", "--samples", str(samples), "--json", str(again)).code == 0
     found = folder / "doctor.json"
@@ -92,6 +95,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "doctor": [read(found)],
         "gate": judged,
         "twice": [read(again)],
+        "probe": [read(probed)],
         "contract": [json.loads(text) for text in shown],
         "trace": [read(kept / side / HEADER) for side in ("rollout-reference", "train-reference")],
         "sample": [json.loads(line) for line in SAMPLES.splitlines()],
@@ -167,6 +171,7 @@ def test_a_field_that_is_dropped_added_or_of_another_type_is_noticed(outputs: di
         "doctor": (["findings", 0],),
         "gate": (["subjects", 0], ["subjects", 0, "rules", 0]),
         "twice": (["runs", 0], ["runs", 0, "logprobs"]),
+        "probe": (["answers", 0], ["answers", 0, "trials", 0]),
         "contract": (),
         "sample": (),
     }.items():
