@@ -16,7 +16,7 @@ OTHER_TRITON := $(VENV)/triton-3.6.0
 # The trained model of some tests; its 93 MB are fetched once.
 MODEL := $(VENV)/.rlk-model
 
-.PHONY: help setup clang lock localize test test-fast test-exhaustive test-gfx942 lint format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
+.PHONY: help setup clang lock localize test test-fast test-exhaustive test-gfx942 lint api format conformance bench-localize bench-fastpath bench-strict bench-faults bench-reference bench-grpo nightly clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -72,6 +72,9 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+api: $(STAMP) ## Pages of the Python API, out of the docstrings, in build/api (no network)
+	$(BIN)/python -m sphinx -q -W -b html -d build/api-doctrees docs/api build/api
 
 format: $(STAMP) ## Put the code into ruff's form
 	$(BIN)/ruff check --fix .

@@ -20,6 +20,7 @@ from diffcheck.base.progress import ProgressLine
 from diffcheck.localize.verdict import Verdict
 from diffcheck.trace.reader import Trace as _Trace
 from reference.contract import Contract, profile
+from reference.contract.names import offered
 
 __all__ = ["RlkError", "Trace", "Verdict", "capture", "compare", "contract", "infer", "localize", "run_grpo"]
 
@@ -137,7 +138,7 @@ def _settings(given: dict[str, Any]) -> Any:
     known = [f.name for f in fields(RunSettings)]
     for name in given:
         if name not in known:
-            raise InputError(f"setting {name!r} is unknown", f"known settings: {', '.join(known)}")
+            raise InputError(f"setting {name!r} is unknown", offered(name, known))
     values = dict(given)
     for name in ("samples", "keep", "html"):
         if values.get(name) is not None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from diffcheck.base.errors import ExitCode
 from diffcheck.base.files import write_text
 from diffcheck.base.models import make_random_model, resolve_model
 from diffcheck.base.progress import silent
-from diffcheck.base.record import ObjectRecord
+from diffcheck.base.record import ObjectRecord, model_fields
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import package_versions
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -97,7 +97,7 @@ def _write_trace(folder: Path, gib: float, seed: int) -> int:
     for node in nodes:
         bits = rng.integers(0, 0x7F80, (len(rows[node.rows]), node.width), np.uint16) ^ np.uint16(seed)
         writer.put(node.name, bits, "bfloat16")
-    model = {k: v for k, v in asdict(config).items() if k != "dtype"}
+    model = model_fields(config)
     writer.finish(
         Header(
             engine="synthetic",

@@ -27,6 +27,7 @@ from diffcheck.capture.patches import Patch
 from diffcheck.capture.plan import CapturePlan, EngineOptions, Phase
 from diffcheck.capture.recorded import write_recorded
 from diffcheck.capture.session import EngineSession
+from diffcheck.capture.strict import check_start
 from diffcheck.capture.switches import parse_switches
 from diffcheck.infer import explain
 from diffcheck.infer.model import find_model
@@ -252,7 +253,7 @@ def engine_options(
                 f"--tp {settings.tensor_parallel}: {count} {what} cannot be divided by it", "choose a divisor as --tp"
             )
     patches = tuple((str(p.file), p.function) for p in settings.patches if p.side == role)
-    return EngineOptions(
+    options = EngineOptions(
         engine=engine,
         model=model.folder,
         dtype=settings.dtype,
@@ -268,13 +269,15 @@ def engine_options(
         | parse_switches(engine, settings.options, "option"),
         patches=patches,
     )
+    check_start(options, c)
+    return options
 
 
 def capture_plan(settings: RunSettings, samples: Sequence[Sample], out: Path) -> CapturePlan:
     """The plan of one side before its overrides.
 
     Raises:
-        InputError: the samples were drawn at several temperatures, or at another than --temperature.
+        InputError: the samples were drawn at several temperatures, or at another than --temperature; no such top-p.
     """
     drawn = {s.temperature for s in samples if s.temperature is not None}
     if settings.temperature is not None:
@@ -282,6 +285,8 @@ def capture_plan(settings: RunSettings, samples: Sequence[Sample], out: Path) ->
     if len(drawn) > 1:
         listed = " and ".join(str(t) for t in sorted(drawn))
         raise InputError(f"temperatures {listed} in one run", "score samples of one temperature at a time")
+    if not 0 < settings.top_p <= 1:
+        raise InputError(f"--top-p {settings.top_p:g} keeps no token", "give more than 0, and at most 1 (all tokens)")
     return CapturePlan(
         samples=tuple(samples),
         out=out,
@@ -500,7 +505,8 @@ def _capture_sides(
     else:
         samples = choose_samples(settings, model, rollout)
     timings.mark("model and samples")
-    sessions, plans = {}, {}
+    sessions, plans, starts = {}, {}, {}
+    # Both sides are checked before the first engine starts.
     for side in live:
         name = sides[side]
         out = folder / f"{side}-{name}"
@@ -512,8 +518,10 @@ def _capture_sides(
             capture_plan(own, samples, out),
         )
         check_matches(plan, graph(model.config, options.tensor_parallel))
-        sessions[side] = stack.enter_context(EngineSession(options, progress, _log(settings, name, side)))
-        plans[side] = plan
+        starts[side], plans[side] = options, plan
+    for side in live:
+        log = _log(settings, sides[side], side)
+        sessions[side] = stack.enter_context(EngineSession(starts[side], progress, log))
     for side in live:
         sessions[side].wait_ready()
         timings.mark(f"start {sides[side]}" if rollout != train else f"start {sides[side]} ({side})")

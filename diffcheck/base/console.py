@@ -12,12 +12,26 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 #: C0 and C1 controls (a line feed is rich's own), marks that reverse or hide text, halves of surrogates.
 _RAW = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+
+#: Columns of a line that nothing breaks.
+_UNBROKEN = 10_000
+
+
+def listing(*headings: str, names: int = 1, title: str | None = None) -> Table:
+    """An empty table whose first ``names`` columns hold names, which are never broken."""
+    table = Table(title=title, title_justify="left", box=None)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=number < names)
+    return table
 
 
 def _shown(match: re.Match[str]) -> str:
@@ -36,6 +50,28 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False, **more: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, **more)
+
+    def print_list(self, table: Table) -> None:
+        """Print a table of names: no line is broken in a pipe, and no word on a terminal, where a table that is too
+        wide becomes one paragraph a row.
+        """
+        before = self.width
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = _UNBROKEN
+        needed = Measurement.get(self, self.options.update(width=_UNBROKEN), table).minimum
+        if needed <= self.width:
+            self.print(table)
+        else:
+            self._print_paragraphs(table)
+        self.width = before
+
+    def _print_paragraphs(self, table: Table) -> None:
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            for number, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+                text = cell if isinstance(cell, Text) else Text(str(cell))
+                if text.plain:
+                    label = f"  {column.header}: " if number and column.header else "  " * bool(number)
+                    self.print(Text.assemble(label, text), soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As rich's; everything that is printed comes by here."""

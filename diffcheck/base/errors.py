@@ -86,6 +86,7 @@ EXTRAS = {
     "tensorboard": ("TensorBoard events", "pip install 'rlk[report]'"),
     "ray": ("engines as Ray actors", "pip install 'rlk[ray]'"),
     "pyarrow": ("TRL's parquet files", "pip install 'rlk[parquet]'"),
+    "ipywidgets": ("progress bars in notebooks", "pip install 'rlk[notebooks]'"),
     "nbclient": ("notebooks", "pip install 'rlk[notebooks]'"),
 }
 

@@ -22,6 +22,7 @@ from diffcheck.base.checkpoint import check_checkpoint, read_checkpoint
 from diffcheck.base.errors import InputError
 from diffcheck.base.files import disk_error
 from diffcheck.base.samples import Sample
+from reference.contract.names import offered
 from reference.formats import FORMATS, encode
 from reference.models.config import ModelConfig, UnsupportedModelError
 from reference.models.weights import weight_shapes
@@ -170,7 +171,7 @@ def resolve_model(name: str, announce: Callable[[str], None] = lambda _: None) -
         if not folder.is_dir():
             raise InputError(
                 f"model {name}: no such folder",
-                f"give a Hugging Face model folder, or a built-in model: {', '.join(BUILT_IN)}",
+                f"give a Hugging Face model folder, or a built-in model; {offered(name, BUILT_IN)}",
             )
     try:
         config = ModelConfig.from_folder(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 
 from rich import progress as bars
@@ -15,6 +16,20 @@ Progress = Callable[[str, int, int], None]
 
 def silent(_what: str, _done: int, _total: int) -> None:
     """For whoever does not watch."""
+
+
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Whether the commands of this process say nothing while they work, and of a verdict one line."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """As `set_quiet` was told."""
+    return _quiet
 
 
 class ProgressLine:
@@ -30,22 +45,27 @@ class ProgressLine:
             transient=True,
         )
         self._console = console
+        # A notebook is no terminal, and shows a bar all the same where it has the widgets for one.
+        has_bars = console.is_jupyter and find_spec("ipywidgets") is not None
+        self._is_live = (console.is_terminal or has_bars) and not _quiet
         self._task = self._progress.add_task("starting", total=None)
         self._last = ""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if not self._console.is_terminal and what != self._last:
+        if _quiet:
+            return
+        if not self._is_live and what != self._last:
             self._console.print(f"… {what}", highlight=False)
         self._last = what
         self._progress.update(self._task, description=what, completed=done, total=total or None)
 
     def __enter__(self) -> ProgressLine:
-        if self._console.is_terminal:
+        if self._is_live:
             self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._progress.stop()

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
+from reference.models.config import MOE_FIELDS, ModelConfig
+
 #: What the fields of a record can hold; a reader refuses anything else. A token of -1 is one that was not seen.
 Token = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -124,3 +126,14 @@ def weight_digest(tensor: Any) -> str:
     digest = hashlib.sha256(repr(tuple(values.shape)).encode())
     digest.update(values.data if values.size else b"")
     return digest.hexdigest()
+
+
+def model_fields(config: ModelConfig) -> dict[str, Any]:
+    """``ObjectRecord.model`` of a model: its fields but the dtype, as JSON holds them.
+
+    A dense model has none of a mixture of experts: its records are what they were before there were others.
+    """
+    absent = {"dtype"} if config.num_experts else {"dtype", *MOE_FIELDS}
+    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in absent}
+    found["rope_scaling"] = [list(pair) for pair in config.rope_scaling]
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

@@ -216,7 +216,10 @@ class Workers:
 
 def told_error(name: str, error: dict[str, Any], log: Path) -> EngineError:
     """An error as `diffcheck.base.serving.describe_error` told it, of the engine ``name``."""
-    exception = EngineError(f"{name}: {error['cause']}", error["remedy"], ExitCode(error["exit_code"]))
+    cause = error["cause"]
+    # An engine that says who it is need not be named again.
+    told = cause if cause.lower().startswith((f"{name.lower()} ", f"{name.lower()}:")) else f"{name}: {cause}"
+    exception = EngineError(told, error["remedy"], ExitCode(error["exit_code"]))
     exception.add_note(error["trace"])
     exception.add_note(f"engine log: {log}")
     return exception

@@ -24,6 +24,7 @@ from diffcheck.capture.recorder import Recorder
 from diffcheck.rows import expected_rows
 from diffcheck.trace.schema import Header
 from diffcheck.trace.writer import TraceWriter
+from reference.contract.names import offered
 
 #: Engine name -> module with a class ``Adapter``.
 ENGINES = {
@@ -83,7 +84,7 @@ def open_adapter(options: EngineOptions, progress: Progress) -> Adapter:
         InputError: unknown engine.
     """
     if options.engine not in ENGINES:
-        raise InputError(f"engine {options.engine!r} is unknown", f"known engines: {', '.join(ENGINES)}")
+        raise InputError(f"engine {options.engine!r} is unknown", offered(options.engine, ENGINES))
     module = importlib.import_module(ENGINES[options.engine])
     adapter: Adapter = module.Adapter(options, progress)
     return adapter

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +16,7 @@ import numpy as np
 from diffcheck.base.bits import DTYPES, to_float32
 from diffcheck.base.checkpoint import read_checkpoint
 from diffcheck.base.errors import InputError
-from diffcheck.base.record import ObjectRecord
+from diffcheck.base.record import ObjectRecord, model_fields
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import with_logprobs
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -25,7 +25,7 @@ from diffcheck.capture.switches import Switch, defaults
 from diffcheck.live_model.facts import CAUSAL
 from diffcheck.live_model.rope import rope_fields
 from diffcheck.rows import Index, IntArray, Rows, expected_rows
-from reference.models.config import MOE_FIELDS, ModelConfig
+from reference.models.config import ModelConfig
 
 #: Fields of the model that may be overridden without changing the shape of a weight.
 OVERRIDABLE = ("rope_theta", "rms_norm_eps")
@@ -252,15 +252,7 @@ def object_record(
         targets: tokens whose logprobs the engine really took, where it can be asked; else the samples' own.
         attention_mask: kind of the live mask.
     """
-    model = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "dtype"}
-    model["rope_scaling"] = [list(pair) for pair in config.rope_scaling]
-    model["layer_windows"] = list(config.layer_windows)
-    if config.num_experts:
-        model["dense_layers"] = list(config.dense_layers)
-    else:
-        for name in MOE_FIELDS:
-            # Records of dense models are what they were before there were others.
-            del model[name]
+    model = model_fields(config)
     active = []
     for sample in samples:
         first = len(sample.prompt_token_ids) - 1

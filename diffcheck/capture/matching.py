@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from diffcheck.base.boundaries import Boundary
 from diffcheck.base.errors import InputError
 from diffcheck.capture.interventions import BitFlip, Intervention
 from diffcheck.capture.plan import CapturePlan
+from reference.contract.names import nearest
 
 #: Bits of the widest dtype that a boundary has.
 _BITS = 32
-#: Names that are offered in place of one that is unknown.
-_OFFERED = 3
 
 
 def check_layers(layers: tuple[int, int] | None, count: int) -> None:
@@ -73,8 +71,3 @@ def words(intervention: Intervention) -> str:
         at = ",".join(str(n) for n in (intervention.sample, intervention.position, intervention.index))
         return f"{intervention.boundary}: flip={at},{intervention.bit}"
     return f"intervention at {intervention.boundary}: {type(intervention).__name__}"
-
-
-def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """The few of ``known`` that ``name`` may have meant; the first ones where none is alike."""
-    return get_close_matches(name, known, _OFFERED, 0.0) or list(known[:_OFFERED])

@@ -22,6 +22,7 @@ from diffcheck.base.samples import Sample
 from diffcheck.capture.interventions import BitFlip
 from diffcheck.capture.plan import CapturePlan, EngineOptions
 from diffcheck.capture.switches import table_of
+from reference.contract.names import offered
 
 _REMEDY = "write it as '[rollout/|train/]TARGET: FIELD=VALUE'; see rlk-diff localize --help"
 _PLAN_FIELDS: dict[str, type] = {
@@ -126,7 +127,7 @@ def _object(o: Override, options: EngineOptions, plan: CapturePlan) -> tuple[Eng
             f"override {o.text!r}: {o.field} is a switch of {options.engine}, not of the object",
             f"give it as --{o.side}-option {o.field}={o.value}",
         )
-    raise InputError(f"override {o.text!r}: object has no field {o.field!r}", f"fields: {', '.join(_OBJECT_FIELDS)}")
+    raise InputError(f"override {o.text!r}: object has no field {o.field!r}", offered(o.field, _OBJECT_FIELDS))
 
 
 def _number(o: Override, kind: type) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
+from diffcheck.live_model.changes import ModelState
+from reference.contract.names import offered
 
 _FORM = "write it as [rollout/|train/]FILE.py:FUNCTION"
 _SIDES = ("rollout", "train")
@@ -55,7 +58,7 @@ def parse_patch(text: str, side: str = "train") -> Patch:
         raise InputError(f"--patch: {file} is not Python: {error}", "mend the file") from None
     names = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     if function not in names:
-        raise InputError(f"--patch: {file} has no function {function!r}", f"it has: {', '.join(names) or 'none'}")
+        raise InputError(f"--patch: {file} has no function {function!r}", offered(function, names))
     return Patch(side, file, function)
 
 
@@ -63,12 +66,14 @@ def apply_patches(patches: Sequence[tuple[str, str]], model: Any) -> None:
     """Call each (file, function) with the live ``model``, once, in order. Every worker of an engine does so.
 
     Raises:
-        InputError: the function failed, or returned something: a model is changed in place.
+        InputError: the function failed, returned something (a model is changed in place), or changed nothing: what is
+            listed as changed must have been.
     """
     for number, (file, name) in enumerate(patches):
         spec = importlib.util.spec_from_file_location(f"rlk_patch_{number}", file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        before = ModelState(model)
         try:
             spec.loader.exec_module(module)
             returned = getattr(module, name)(model)
@@ -84,3 +89,18 @@ def apply_patches(patches: Sequence[tuple[str, str]], model: Any) -> None:
                 f"patch {file}:{name} returned {type(returned).__name__}",
                 "change the model in place and return nothing: what is returned is not used",
             )
+        if not _on_any_rank(before.is_changed(model)):
+            raise InputError(
+                f"patch {file}:{name} changed nothing of the live model",
+                "look for a name that the model lacks, or a value that it had already; print(model) shows its modules",
+            )
+
+
+def _on_any_rank(changed: bool) -> bool:
+    """Whether the patch took effect on some rank: one may be meant for a single shard."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return changed
+    answers: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(answers, changed)
+    return any(answers)

@@ -8,16 +8,23 @@ per engine, whose object has the functions that the engine's adapter calls. See 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from diffcheck.base.errors import EngineError, InputError
 from diffcheck.capture.plan import EngineOptions
+from reference.contract import profile as find_profile
+from reference.models.config import ModelConfig
 
 GROUP = "rlk.strict"
 #: By it a strict path chooses its profile in an engine that nobody started through here.
 VARIABLE = "RLK_PROFILE"
+#: Beginning of the names of specifications; other profiles describe engines.
+_STRICT = "strict-v1/"
+#: Head sizes of vLLM 0.32's attention on a CPU, the strict one's included.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_NO_PATH = "install this project with its integration package (make setup)"
 
 
 class StrictPath(Protocol):
@@ -102,6 +109,40 @@ def megatron_path(options: EngineOptions) -> MegatronStrictPath | None:
     return path
 
 
+def check_start(options: EngineOptions, config: ModelConfig) -> None:
+    """Check what can be known before an engine's process starts: its profile, and the sizes of its attention's heads.
+
+    Raises:
+        InputError: an unknown profile, one that the engine cannot follow, or heads that vLLM lacks on a CPU.
+    """
+    if options.profile is not None:
+        try:
+            chosen = find_profile(options.profile)
+        except ValueError as error:
+            raise InputError(f"--profile: {error}", "list the profiles with rlk-diff contract list") from None
+        if options.engine != "reference":
+            if not entry_points(group=GROUP, name=options.engine):
+                raise InputError(_no_path(options), _NO_PATH)
+            if not chosen.name.startswith(_STRICT):
+                raise InputError(
+                    f"--profile {options.profile} describes an engine: {options.engine} has arithmetic of its own",
+                    "choose a strict-v1 profile, or leave it out for a native run",
+                )
+    if options.engine == "vllm" and options.device == "cpu" and config.head_dim not in CPU_HEAD_SIZES:
+        raise InputError(
+            f"vllm: heads of {config.head_dim} elements: its attention on a CPU has {_listed(CPU_HEAD_SIZES)}",
+            "compare megatron, transformers and reference, or use vLLM on a GPU",
+        )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
+
+
+def _no_path(options: EngineOptions) -> str:
+    return f"{options.engine}: profile {options.profile!r} needs a strict path, and none is installed"
+
+
 def _load(options: EngineOptions, kind: Any) -> Any | None:
     if options.profile is None:
         # A native run stays one, whatever the user's shell asks of plain vLLM.
@@ -123,6 +164,6 @@ def _load(options: EngineOptions, kind: Any) -> Any | None:
             raise EngineError(f"{options.engine}: {error}", "see rlk-diff doctor") from None
         return path
     raise EngineError(
-        f"{options.engine}: profile {options.profile!r} needs a strict path, and none is installed",
-        "install this project with its integration package (make setup)",
+        _no_path(options),
+        _NO_PATH,
     )

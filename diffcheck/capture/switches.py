@@ -13,6 +13,7 @@ from typing import Any
 from diffcheck.base.errors import InputError
 from diffcheck.base.samples import UNSUPPORTED_SAMPLING
 from diffcheck.capture.adapter import ENGINES
+from reference.contract.names import offered
 
 #: Module of each engine that holds its table.
 _TABLES = {
@@ -106,7 +107,7 @@ def check_known(engine: str, name: str, table: Mapping[str, Switch]) -> None:
     others = [other for other in ENGINES if other != engine and name in table_of(other)]
     whose = f"; {' and '.join(others)} has it" if others else ""
     raise InputError(
-        f"{engine}: option {name!r} is unknown{whose}", f"known options: {', '.join(table) or 'none'}; rlk-diff engines"
+        f"{engine}: option {name!r} is unknown{whose}", f"{offered(name, table)}; rlk-diff engines lists them"
     )
 
 

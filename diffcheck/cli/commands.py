@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from diffcheck.base.console import Terminal, unbroken_output
+from diffcheck.base.console import Terminal, listing, unbroken_output
 from diffcheck.base.errors import ExitCode, InputError, RlkError, missing
 from diffcheck.base.files import STANDARD_OUTPUT, check_writable, disk_error, write_json
 from diffcheck.base.models import BUILT_IN
-from diffcheck.base.progress import ProgressLine
+from diffcheck.base.progress import ProgressLine, is_quiet, set_quiet
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.stopping import Stopped, stopped_in_order
 from diffcheck.capture.adapter import ENGINES, package_versions
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
+from diffcheck.cli.options import Config, Quiet, take_config_for
 from diffcheck.cli.schema import schema
 from diffcheck.faults.cli import faults
 from diffcheck.infer.cli import infer
@@ -38,7 +38,6 @@ app = typer.Typer(
     name="rlk-diff",
     help="Find out where and why two engines' logprobs differ.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -85,6 +84,7 @@ _RUN_OPTIONS: dict[str, Any] = {
         ),
     ],
 }
+_RUN_OPTIONS |= {"config": Config, "quiet": Quiet}
 _switch = functools.partial(
     typer.Option, metavar="NAME=VALUE", help="A switch of the engine, see rlk-diff engines; repeatable."
 )
@@ -99,7 +99,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     typer reads options from a signature and from nowhere else, and two commands that write them out drift apart.
     """
     own = inspect.signature(command, eval_str=True).parameters
-    defaults = {f.name: f.default for f in fields(RunSettings)}
+    defaults = {f.name: f.default for f in fields(RunSettings)} | {"quiet": False}
     kind = inspect.Parameter.KEYWORD_ONLY
     every = [p.replace(kind=kind) for p in own.values()]
     every += [
@@ -127,11 +127,20 @@ _version_option = typer.Option("--version", is_eager=True, callback=_version, he
 
 @app.callback()
 def _options(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces and engine logs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and of a verdict one line.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE.toml", help="Options of the command from a file, one to one."),
+    ] = None,
     shown: Annotated[bool, _version_option] = False,
 ) -> None:
     global _debug
     _debug = debug
+    set_quiet(quiet)
+    if config is not None:
+        take_config_for(context, config)
 
 
 def run_settings(context: typer.Context) -> RunSettings:
@@ -266,6 +275,8 @@ def compare(
     json_out: _Json = None,
     html: _Html = None,
     every: _Every = False,
+    config: Config = None,
+    quiet: Quiet = False,
     infer: Annotated[bool, typer.Option("--infer", help="Find each side's contract where they first diverge.")] = False,
     model: Annotated[
         str | None, typer.Option("--model", help="With --infer: the traced model, where it is not found by itself.")
@@ -277,6 +288,8 @@ def compare(
 
       rlk-diff compare traces/rollout traces/train --html report.html
       rlk-diff compare traces/rollout traces/train --infer --model ./Qwen3-0.6B
+
+    Exit codes: 0 equal, 1 diverged, 2 usage or environment error, 3 not comparable, 4 inconclusive.
     """
     from diffcheck.runs import run_compare
 
@@ -301,12 +314,12 @@ def engines() -> None:
     from diffcheck.capture.switches import table_of
 
     for engine in ENGINES:
-        table = Table("option", "type", "default", "meaning", title=engine, title_justify="left", box=None)
+        table = listing("option", "type", "default", "meaning", names=3, title=engine)
         for name, switch in table_of(engine).items():
             default = "the engine's" if switch.default is None else str(switch.default).lower()
             meaning = f"{switch.meaning}: {', '.join(switch.choices)}" if switch.choices else switch.meaning
             table.add_row(name, switch.kind.__name__, default, meaning)
-        Terminal().print(table)
+        Terminal().print_list(table)
 
 
 @app.command()
@@ -368,10 +381,10 @@ def doctor(
         write_json(json_out, to_json(findings))
     if json_out != STANDARD_OUTPUT:
         style = {"ok": "green", "warn": "yellow", "missing": "red"}
-        table = Table("", "what", "found", "what to do", box=None)
+        table = listing("", "what", "found", "what to do", names=2)
         for f in findings:
             table.add_row(Text(f.level, style=style[f.level]), f.what, f.found, f.remedy)
-        Terminal().print(table)
+        Terminal().print_list(table)
     if any(f.level == "missing" for f in findings):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -421,13 +434,13 @@ def _measure(minutes: float, json_out: Path | None) -> ExitCode:
 def _compare_measurements(left: Path, right: Path) -> ExitCode:
     from diffcheck.measurements import compare_files
 
-    table = Table("", "what", left.name, right.name, box=None)
+    table = listing("", "what", left.name, right.name)
     differences = compare_files(left, right)
     unequal = [d for d in differences if not d.equal]
     for d in sorted(differences, key=lambda d: d.equal):
         if not d.equal or not d.what.startswith("kernel "):
             table.add_row(Text("equal", "green") if d.equal else Text("differs", "red"), d.what, d.left, d.right)
-    Terminal().print(table)
+    Terminal().print_list(table)
     Terminal().print(f"{len(unequal)} of {len(differences)} things that both measured differ", highlight=False)
     return ExitCode.DIVERGED if unequal else ExitCode.EQUAL
 
@@ -445,7 +458,10 @@ def _report(verdict: Verdict, json_out: Path | None, every: bool) -> None:
         write_json(json_out, verdict.to_json())
     if json_out == STANDARD_OUTPUT:
         raise typer.Exit(verdict.exit_code)
-    print_verdict(verdict, Terminal(), every_boundary=every)
+    if is_quiet():
+        Terminal().print(Text(verdict.summary), soft_wrap=True)
+    else:
+        print_verdict(verdict, Terminal(), every_boundary=every)
     raise typer.Exit(verdict.exit_code)
 
 

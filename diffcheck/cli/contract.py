@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from diffcheck.base.console import Terminal
+from diffcheck.base.console import Terminal, listing
 from diffcheck.base.errors import InputError
 from reference.contract import CONTRACTS, Contract, Profile, describe, operator_name, profiles
 from reference.contract import diff as differences
@@ -41,16 +40,16 @@ def list_all() -> None:
       rlk-diff contract list
     """
     console = Terminal()
-    known = Table("profile", "arithmetic", "what it is", title="Profiles", title_justify="left", box=None)
+    known = listing("profile", "arithmetic", "what it is", names=2, title="Profiles")
     for name in profiles.names():
         p = find_profile(name)
         known.add_row(name, p.arithmetic, p.evidence)
-    console.print(known)
+    console.print_list(known)
     strict = find_profile("strict-v1")
-    operators = Table("operator", "contract (strict-v1, bfloat16)", title="\nOperators", title_justify="left", box=None)
+    operators = listing("operator", "contract (strict-v1, bfloat16)", names=2, title="\nOperators")
     for name in sorted(CONTRACTS):
         operators.add_row(name, strict.contract(name).contract_id[:16])
-    console.print(operators)
+    console.print_list(operators)
 
 
 @app.command()

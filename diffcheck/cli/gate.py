@@ -105,14 +105,14 @@ def gate(
 #: Options that belong to the gate itself; every other one is of the engines that it would run.
 _OWN = {
     "verdicts", "max_mismatch", "max_abs_diff", "max_k3", "max_boundaries", "min_coverage", "min_compared",
-    "must_equal", "junit_out", "json_out",
+    "must_equal", "junit_out", "json_out", "config", "quiet",
 }  # fmt: skip
 
 
 def _read(context: typer.Context, paths: list[Path]) -> list[Subject]:
     for name in sorted(set(context.params) - _OWN):
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
             option = next(o for p in context.command.params if p.name == name for o in p.opts)
             raise InputError(f"{option} would change nothing: {paths[0]} is judged as it is", "leave it out")
     return [read_subject(path) for path in paths]

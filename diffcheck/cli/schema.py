@@ -6,10 +6,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from diffcheck import schemas
-from diffcheck.base.console import Terminal
+from diffcheck.base.console import Terminal, listing
 
 
 def schema(name: Annotated[str | None, typer.Argument(help="A schema; without it all are listed.")] = None) -> None:
@@ -23,7 +22,7 @@ def schema(name: Annotated[str | None, typer.Argument(help="A schema; without it
     if name is not None:
         typer.echo(json.dumps(schemas.read(name), indent=1, ensure_ascii=False))
         return
-    table = Table("name", "what it describes", box=None)
+    table = listing("name", "what it describes")
     for known in schemas.names():
         table.add_row(known, schemas.read(known)["title"])
-    Terminal().print(table)
+    Terminal().print_list(table)

@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from diffcheck.base.console import Terminal
+from diffcheck.base.console import Terminal, listing
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.base.files import STANDARD_OUTPUT, check_writable, write_json
 from diffcheck.base.progress import Progress, ProgressLine, silent
@@ -26,6 +26,7 @@ from diffcheck.faults.outcome import Outcome, scores
 from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
 from diffcheck.faults.results import Results
 from diffcheck.report.terminal import print_verdict
+from reference.contract.names import offered
 
 _ENGINES = ("reference", "vllm", "megatron")
 _SEE = "list them with rlk-diff faults --list"
@@ -62,12 +63,12 @@ def faults(
     """
     console = Terminal()
     if listed:
-        console.print(_catalogue())
+        console.print_list(_catalogue())
         return
     if every == (name is not None):
         raise InputError("give the name of one fault, or --all", _SEE)
     if name is not None and name not in _names():
-        raise InputError(f"fault {name!r} is unknown", _SEE)
+        raise InputError(f"fault {name!r} is unknown; {offered(name, _names())}", _SEE)
     if engine is not None and (engine not in _ENGINES or (real and engine == "reference")):
         raise InputError(f"--engine {engine!r} is none of {', '.join(_ENGINES[real:])}", "choose one of them")
     if json_out:
@@ -182,9 +183,7 @@ def _table(outcomes: list[Outcome]) -> Table:
 
 
 def _catalogue() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("fault", "what is wrong", "engines", "must be named", "reported in"):
-        table.add_column(heading, overflow="fold")
+    table = listing("fault", "what is wrong", "engines", "must be named", "reported in")
     for name, cause in _names().items():
         own = {**FAULTS, **CONTROLS}.get(name)
         in_engines = {**REAL_FAULTS, **REAL_CONTROLS}.get(name)

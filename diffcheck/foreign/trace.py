@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diffcheck.base.bits import DTYPES
 from diffcheck.base.boundaries import graph
 from diffcheck.base.errors import InputError
-from diffcheck.base.record import ObjectRecord
+from diffcheck.base.record import ObjectRecord, model_fields
 from diffcheck.base.samples import Sample
 from diffcheck.capture.adapter import write_trace_of
 from diffcheck.capture.plan import CapturePlan, EngineOptions
@@ -99,7 +99,7 @@ class Dump:
         lengths = [s.forward_length for s in self.samples]
         unknown = [*UNKNOWN, *(["token_ids"] if tokens is None else []), *(["positions"] if positions is None else [])]
         record = ObjectRecord(
-            model={k: v for k, v in asdict(self.config).items() if k != "dtype"},
+            model=model_fields(self.config),
             token_ids=[list(x) for x in tokens or [s.token_ids[:-1] for s in self.samples]],
             target_ids=[list(s.response_token_ids) for s in self.samples],
             positions=[list(x) for x in positions or [range(n) for n in lengths]],

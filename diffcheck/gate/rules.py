@@ -9,6 +9,7 @@ from typing import Literal
 
 from diffcheck.base.errors import ExitCode
 from diffcheck.gate.subject import Subject
+from reference.contract.names import offered
 
 #: not_comparable: the sides did not compute the same object, so no figure says anything. undecided: what the rule is
 #: about was not seen.
@@ -104,7 +105,7 @@ def _must_equal(s: Subject, pattern: str) -> Ruling:
     rule = f"{pattern} equal"
     matching = {n: status for n, status in (s.boundaries or {}).items() if fnmatchcase(n, pattern)}
     if not matching:
-        return Ruling(rule, "undecided", "no boundary has this name")
+        return Ruling(rule, "undecided", f"no boundary has this name; {offered(pattern, s.boundaries or {})}")
     if differing := [name for name, status in matching.items() if status in _DIFFERS]:
         return Ruling(rule, "broken", f"{len(differing)} of {len(matching)} differ, first {differing[0]}")
     if hidden := [name for name, status in matching.items() if status == "unobserved"]:

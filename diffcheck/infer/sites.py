@@ -21,6 +21,7 @@ from diffcheck.trace.reader import Trace
 from diffcheck.trace.schema import Header
 from reference.checks import Float32Array
 from reference.contract import CONTRACTS, Value, fields, operator_name
+from reference.contract.names import offered
 from reference.formats import FORMATS
 from reference.models.config import ModelConfig
 from reference.rounding import round_to
@@ -64,7 +65,7 @@ def node_of(trace: Trace, boundary: str) -> Boundary:
     if boundary not in nodes:
         raise InputError(
             f"boundary {boundary!r} is not one of this model",
-            f"the model has, for example, {', '.join(list(nodes)[:4])}",
+            offered(boundary, nodes),
         )
     return nodes[boundary]
 

@@ -33,7 +33,7 @@ from diffcheck.report.folding import (
     worst_in_words,
 )
 from diffcheck.report.measure import Measured, measure
-from diffcheck.report.page import Row, both_widths, breakable, brief, write_page
+from diffcheck.report.page import Row, both_shortened, both_widths, breakable, brief, write_page
 from diffcheck.trace.reader import Trace
 from diffcheck.trace.roles import side_names
 from diffcheck.trace.schema import HEADER
@@ -80,7 +80,7 @@ def _values(verdict: Verdict, measured: Measured, left: Trace, right: Trace) -> 
         "record": record_in_words(verdict.recorded) if verdict.recorded else "",
         "agreements": [(a, worst_in_words(a)) for a in verdict.recorded.agreements] if verdict.recorded else [],
         "statuses": [(_sign(status), status, words) for status, words in _STATUSES.items()],
-        "mismatches": [Row([m.field, str(m.left), str(m.right)]) for m in verdict.not_comparable],
+        "mismatches": [Row([m.field, *both_shortened(str(m.left), str(m.right))]) for m in verdict.not_comparable],
         **_contracts(verdict.contracts),
         "graph": both_widths(lambda w: dataflow.draw(nodes, results, w), _GRAPH) if nodes else "",
         "map": both_widths(lambda w: figures.status_map(results, w), _GRAPH) if nodes else "",

@@ -79,6 +79,27 @@ def breakable(name: object) -> Markup:
     return Markup(text)
 
 
+#: Characters of a value that is shown whole, and of the piece that stands for a longer one.
+_WHOLE, _PIECE = 48, 24
+
+
+def both_shortened(left: str, right: str) -> tuple[Markup, Markup]:
+    """Two values that differ, so that both are read at a glance: of long ones the piece in which they first differ, the
+    whole on a click or tap.
+    """
+    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    start = max(0, same - _PIECE // 2) if same > _PIECE // 2 else 0
+    return _shortened(left, start), _shortened(right, start)
+
+
+def _shortened(value: str, start: int) -> Markup:
+    if len(value) <= _WHOLE:
+        return escape(value)
+    piece = value[start : start + _PIECE]
+    before, after = "…" * (start > 0), "…" * (start + _PIECE < len(value))
+    return Markup("<details><summary>{}{}{}</summary>{}</details>").format(before, piece, after, value)
+
+
 def count(number: int) -> str:
     """An integer with thousands separated; from a million on, three digits and a power of ten."""
     return f"{number:,}" if abs(number) < 1_000_000 else f"{number:.2e}"

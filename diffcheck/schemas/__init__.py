@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcheck.base.errors import InputError
+from reference.contract.names import offered
 
 _FOLDER = Path(__file__).parent
 _SUFFIX = ".schema.json"
@@ -27,6 +28,6 @@ def read(name: str) -> dict[str, Any]:
         InputError: there is none of that name.
     """
     if name not in names():
-        raise InputError(f"schema {name!r} is unknown", f"schemas: {', '.join(names())}")
+        raise InputError(f"schema {name!r} is unknown", offered(name, names()))
     found: dict[str, Any] = json.loads((_FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8"))
     return found

@@ -12,7 +12,10 @@ import typer
 
 from diffcheck.base.console import Terminal
 from diffcheck.base.models import BUILT_IN
+from diffcheck.base.progress import is_quiet, set_quiet
+from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
+from diffcheck.cli.options import Quiet
 from integration.grpo.budget import Budget
 from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
@@ -22,12 +25,27 @@ app = typer.Typer(
     name="rlk-grpo",
     help="GRPO with real vLLM and real Megatron-core, every step's logprobs compared bit by bit.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 #: Progress; what a run finds goes to its folder.
 _console = Terminal(stderr=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlk {package_versions('rlk').get('rlk', 'source')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; faults and the last line only.")] = False,
+    shown: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Say which rlk this is.")
+    ] = False,
+) -> None:
+    set_quiet(quiet)
 
 
 @app.command()
@@ -50,6 +68,7 @@ def run(
     asynchronous: Annotated[bool, typer.Option("--async", help="Roll out one step ahead of training.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Engines as Ray actors.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest checkpoint.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train, and count at every step what the two engines disagree on.
 
@@ -98,10 +117,14 @@ app.command()(report)
 
 
 def _announce(text: str) -> None:
+    if is_quiet():
+        return
     _console.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
 def _show(record: dict[str, Any]) -> None:
+    if is_quiet():
+        return
     most = record["max_abs_diff"]
     _console.print(
         f"step {record['step']:4}  reward {record['reward_mean']:.3f}  mismatch {record['mismatch_count']}/"

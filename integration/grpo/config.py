@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from diffcheck.base.errors import InputError
+from reference.contract.names import offered
 
 PROFILE = "strict-v1/fma32-seq"
 #: Engine -> profile that strict runs follow where none is named: on a GPU that of an H200's matrix unit.
@@ -252,7 +253,7 @@ def changed(config: GrpoConfig, values: Mapping[str, Any], where: str) -> GrpoCo
     known = [f.name for f in fields(GrpoConfig)]
     for name in values:
         if name not in known:
-            raise InputError(f"{where}: unknown field {name!r}", f"known fields: {', '.join(known)}")
+            raise InputError(f"{where}: unknown field {name!r}", offered(name, known))
     try:
         return replace(config, **values)
     except InputError as error:

@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from reference.contract.names import offered
+
 GROUPS = ("domain", "partition", "order", "precision", "rounding", "primitives")
 SCHEMA = 1  # version of the JSON form; a change of meaning of any field raises it
 
@@ -38,13 +40,15 @@ Value = str | int | bool
 class Choice:
     """What one contract field may be.
 
-    values: every allowed value, the default first.
-    phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print it.
-    equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can give,
-        and no reason for a test, which finds an input on which the value does.
-    given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
-    added: the field came after contracts of its operator were in use: its default is what they always did, and is left
-        out of the canonical JSON, so that they keep their ``contract_id``.
+    Attributes:
+        values: every allowed value, the default first.
+        phrase: a verb phrase about the operator with ``{value}``, or one phrase per value; ``diff`` and ``show`` print
+            it.
+        equivalent: the inputs on which some value changes no bit ("" if none are common): a reason that inference can
+            give, and no reason for a test, which finds an input on which the value does.
+        given: a fact of the model or the call, known before any arithmetic is looked at: inference does not search it.
+        added: the field came after contracts of its operator were in use: its default is what they always did, and is
+            left out of the canonical JSON, so that they keep their ``contract_id``.
     """
 
     values: tuple[Value, ...]
@@ -209,7 +213,7 @@ def split_path(contract: type[Contract], path: str) -> tuple[str, str]:
     """Split ``"group.field"``. Raises ValueError naming the paths that exist."""
     known = fields(contract)
     if path not in known:
-        raise ValueError(f"{contract.operator} has no contract field {path!r}; it has {', '.join(known) or 'none'}")
+        raise ValueError(f"{contract.operator} has no contract field {path!r}; {offered(path, known)}")
     group, name = path.split(".")
     return group, name
 
@@ -238,7 +242,7 @@ def from_json(text: str) -> Contract:
     name = str(data.get("operator"))
     kind = CONTRACTS.get(name) or GRADIENTS.get(name)
     if kind is None:
-        raise ValueError(f"unknown operator {data.get('operator')!r}; known: {', '.join(sorted(CONTRACTS))}")
+        raise ValueError(f"unknown operator {data.get('operator')!r}; {offered(name, sorted(CONTRACTS))}")
     _same_keys(f"{kind.operator} contract", data, ("schema", "operator", *GROUPS))
     groups = {}
     for group, group_type in group_types(kind).items():

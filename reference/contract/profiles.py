@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reference.contract.base import CONTRACTS, Contract, Value
+from reference.contract.names import offered
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def profile(name: str) -> Profile:
     """
     known = PROFILE_ALIASES.get(name, name)
     if known not in PROFILES:
-        raise ValueError(f"unknown profile {name!r}; known: {', '.join(PROFILES)}")
+        raise ValueError(f"unknown profile {name!r}; {offered(name, PROFILES)}")
     return PROFILES[known]
 
 
@@ -263,5 +264,5 @@ def operator_name(name: str) -> str:
     short = name.strip().lower().replace("-", "_").removesuffix(".partial").rpartition(".")[2]
     known = OPERATOR_ALIASES.get(short, short)
     if known not in CONTRACTS:
-        raise ValueError(f"unknown operator {name!r}; known: {', '.join(sorted(CONTRACTS))}")
+        raise ValueError(f"unknown operator {name!r}; {offered(short, sorted(CONTRACTS))}")
     return known

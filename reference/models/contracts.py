@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from reference.contract.base import Contract, Value, fields
+from reference.contract.names import offered
 from reference.contract.profiles import Profile
 from reference.models.config import ModelConfig
 
@@ -78,13 +79,13 @@ def resolve_contracts(config: ModelConfig, profile: Profile, dtype: str, overrid
     for pattern, changes in overrides.items():
         matching = [boundary for boundary in sites if fnmatchcase(boundary, pattern)]
         if not matching:
-            raise ValueError(f"override {pattern!r}: no boundary of the model matches it")
+            raise ValueError(f"override {pattern!r}: no boundary of the model matches it; {offered(pattern, sites)}")
         for boundary in matching:
             for path in changes:
                 if path not in fields(type(resolved[boundary])):
-                    known = ", ".join(fields(type(resolved[boundary])))
+                    known = offered(path, fields(type(resolved[boundary])))
                     raise ValueError(
-                        f"override {pattern!r}: {sites[boundary]} at {boundary} has no field {path!r}: {known}"
+                        f"override {pattern!r}: {sites[boundary]} at {boundary} has no field {path!r}; {known}"
                     )
             try:
                 resolved[boundary] = resolved[boundary].replace(changes)

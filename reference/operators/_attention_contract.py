@@ -133,9 +133,11 @@ class Primitives(Group):
 
 @dataclass(frozen=True)
 class AttentionContract(Contract):
-    """Per query row and key block, with c = log2(e)/sqrt(d) or 1/sqrt(d):
-      s = c * dot(q, k), masked -> -inf;  m' = max(m, max(s));  a = exp(m - m');  p = exp(s - m')
-      l = l * a + sum(p);  acc = acc * a + p @ v
+    """Per query row and key block, with c = log2(e)/sqrt(d) or 1/sqrt(d)::
+
+        s = c * dot(q, k), masked -> -inf;  m' = max(m, max(s));  a = exp(m - m');  p = exp(s - m')
+        l = l * a + sum(p);  acc = acc * a + p @ v
+
     and at the end  y = acc / l + 0  (never -0). A masked key takes no part."""
 
     operator: ClassVar[str] = "attention"

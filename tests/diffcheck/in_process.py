@@ -11,6 +11,9 @@ from unittest.mock import patch
 from diffcheck.base.errors import ExitCode
 from diffcheck.cli import app, guard
 
+#: Columns of the terminal that commands believe in; None: they print into a pipe.
+WIDTH: str | None = "200"
+
 
 @dataclass(frozen=True)
 class Done:
@@ -22,7 +25,10 @@ class Done:
 def rlk(*arguments: str) -> Done:
     """Run one command line in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, COLUMNS="200"):
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        if WIDTH:
+            os.environ["COLUMNS"] = WIDTH
         code = guard(lambda: app(args=list(arguments), standalone_mode=False))
     return Done(code, out.getvalue(), err.getvalue())
 

@@ -33,6 +33,7 @@ SAMPLES = '{"prompt_token_ids": [5, 6, 7], "response_token_ids": [8, 9], "id": "
 COMMITTED = {
     "diffcheck/results/faults.json": "faults",
     "diffcheck/results/localize-cpu.json": "benchmarks",
+    "diffcheck/results/probe-cpu.json": "probe",
     "integration/results/grpo-bench.json": "benchmarks",
     "fastpath/results/benchmarks-h200.json": "benchmarks",
     "fastpath/results/tuning-h200.json": "benchmarks",
@@ -77,6 +78,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         assert rlk("infer", str(kept / "rollout-reference"), "--boundary", boundary, "--json", str(infer)).code == 0
     fault = folder / "faults.json"
     assert rlk("faults", "rope-bf16-table", "--json", str(fault)).code == 0
+    judged = [json.loads(rlk("gate", str(folder / f"{kind}.json"), "--json", "-").out) for kind in commands]
+    rules = ("--must-equal", "layers.*.mlp.act", "--min-coverage", "1", "--json", "-")
+    judged.append(json.loads(rlk("gate", *rules, str(folder / "diverged.json")).out))
+    probed = folder / "probe.json"
+    assert rlk("probe", "index_add", "--length", "4", "--json", str(probed)).code == 0
+    again = folder / "twice.json"
+    assert rlk("twice", "--engine", "reference", "--samples", str(samples), "--json", str(again)).code == 0
     found = folder / "doctor.json"
     rlk("doctor", "--json", str(found))
     shown = [rlk("contract", "show", name, "--json").out for name in sorted(CONTRACTS)]
@@ -85,6 +93,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "inference": [read(infer)],
         "faults": [read(fault)],
         "doctor": [read(found)],
+        "gate": judged,
+        "twice": [read(again)],
+        "probe": [read(probed)],
         "contract": [json.loads(text) for text in shown],
         "trace": [read(kept / side / HEADER) for side in ("rollout-reference", "train-reference")],
         "sample": [json.loads(line) for line in SAMPLES.splitlines()],
@@ -158,6 +169,9 @@ def test_a_field_that_is_dropped_added_or_of_another_type_is_noticed(outputs: di
         "inference": (["undecided", 0],),
         "faults": (["engines", "reference"], ["engines", "reference", "outcomes", 0]),
         "doctor": (["findings", 0],),
+        "gate": (["subjects", 0], ["subjects", 0, "rules", 0]),
+        "twice": (["runs", 0], ["runs", 0, "logprobs"]),
+        "probe": (["answers", 0], ["answers", 0, "trials", 0]),
         "contract": (),
         "sample": (),
     }.items():

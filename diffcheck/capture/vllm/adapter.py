@@ -185,7 +185,7 @@ class Adapter:
                     done |= finished
                     progress(what, len(done), len(names))
         except Exception as error:
-            raise engine_error("failed in the middle", error) from error
+            raise engine_error("failed in the middle", error, self.options.device) from error
         return [done[name] for name in names]
 
     def _rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:

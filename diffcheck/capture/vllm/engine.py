@@ -170,7 +170,7 @@ def start(options: EngineOptions, extra: Mapping[str, Any], folder: Path, config
             **chosen,
         )
     except Exception as error:
-        raise engine_error("did not start", error) from error
+        raise engine_error("did not start", error, options.device) from error
 
 
 def memory_share(options: EngineOptions, config: ModelConfig, folder: Path, max_length: int, total: int) -> float:
@@ -192,11 +192,23 @@ def _hf_overrides(options: EngineOptions, config: ModelConfig) -> dict[str, Any]
     return overrides
 
 
-def engine_error(what: str, error: Exception) -> EngineError:
+#: What vLLM says where others used the GPU's memory while it measured how much there is: it takes a share of the whole,
+#: and what others hold leaves it none for its cache.
+_NOT_ALONE = (
+    "no available memory for the cache blocks",
+    "error in memory profiling",
+    "while vllm is profiling",
+    "is less than desired gpu memory utilization",
+)
+
+
+def engine_error(what: str, error: Exception, device: str) -> EngineError:
     """One line of cause and a remedy for the usual faults of vLLM."""
     text = str(error)
     lower = text.lower()
-    if "kv cache" in lower or "memory" in lower or isinstance(error, MemoryError):
+    if device != "cpu" and any(sign in lower for sign in _NOT_ALONE):
+        remedy = "start again, alone on the device: another process held or freed its memory meanwhile"
+    elif "kv cache" in lower or "memory" in lower or isinstance(error, MemoryError):
         remedy = "free memory, use shorter samples or another --tp, or set VLLM_CPU_KVCACHE_SPACE (GiB, CPU only)"
     elif "in use" in lower:
         remedy = "another run holds the port: wait for it, or set MASTER_PORT to a free one"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from diffcheck.base.errors import InputError
+from reference.contract.names import offered
 from reference.models.config import ModelConfig
 
 #: Name -> module with a class ``Task``.
@@ -51,7 +52,7 @@ def open_task(name: str, folder: Path, config: ModelConfig, seed: int, options: 
         InputError: an unknown task or option, or one that does not fit the model.
     """
     if name not in TASKS:
-        raise InputError(f"task {name!r} is unknown", f"known tasks: {', '.join(TASKS)}")
+        raise InputError(f"task {name!r} is unknown", offered(name, TASKS))
     make = importlib.import_module(TASKS[name]).Task
     try:
         task: Task = make(folder, config, seed, **options)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import colorsys  # noqa: F401  a module that is there before a patch changes it
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from diffcheck.base.errors import ExitCode, InputError
 from diffcheck.capture.patches import apply_patches, parse_patch
@@ -128,3 +131,61 @@ def test_what_is_no_patch_is_refused(text: str, words: str, tmp_path: Path, monk
         parse_patch(text)
     with pytest.raises(InputError, match="returned dict"):
         apply_patches([(str(tmp_path / "p.py"), "f")], {})
+
+
+class Small(torch.nn.Module):
+    """A model with what patches change: weights, submodules that share a configuration, a class's method, a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = SimpleNamespace(eps=1e-6, act=torch.nn.functional.silu, table={"factor": 1})
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.first.config = self.second.config = shared
+        self.itself = [self]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "pass",
+        "model.secnd = None",
+        "model.first.config.epsilon = 1e-3",
+        "model.first.weight.data.copy_(model.first.weight.clone())",
+        "model.first.weight.clone().mul_(2)",
+        "import copy; model.second.config = copy.copy(model.second.config)",
+        "import colorsys; model.first.bais = colorsys.rgb_to_hsv",
+        "model.second.extra = type(model.second)(3, 3)",
+    ],
+)
+def test_a_patch_that_changes_nothing_stops_the_run(body: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(f"def f(model):\n    {body}\n")
+    with pytest.raises(InputError, match="f changed nothing of the live model"):
+        apply_patches([(str(tmp_path / "p.py"), "f")], Small())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model.first.weight.data[0, 0] *= -1",
+        "model.first.config.eps = 1e-3",
+        "import copy; model.second.config = copy.copy(model.second.config); model.second.config.eps = 1",
+        "model.first.config.act = lambda x: x",
+        "model.first.config.table['slope'] = 2",
+        "model.first.forward = lambda x: x",
+        "type(model).forward = lambda self, x: x",
+        "model.first.register_forward_hook(lambda *given: None)",
+        "import colorsys; colorsys.rgb_to_hsv = lambda *given: given",
+        "model.first, model.second = model.second, model.first",
+        "model.first = None",
+    ],
+)
+def test_a_patch_that_changes_something_is_let_through(body: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(f"def f(model):\n    {body}\n")
+    apply_patches([(str(tmp_path / "p.py"), "f")], Small())
+
+
+def test_no_trace_is_left_of_a_patch_that_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def f(weights):\n    weights['model.layers.9.mlp.gate_proj.weight'] = 0\n")
+    done = rlk("capture", "--engine", "reference", "--out", str(tmp_path / "c"), "--patch", f"{tmp_path}/p.py:f")
+    refused(done, "changed nothing of the live model")
+    assert not (tmp_path / "c").exists()

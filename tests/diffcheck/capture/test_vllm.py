@@ -19,6 +19,8 @@ from diffcheck.base.errors import EngineError, InputError, RlkError
 from diffcheck.base.models import resolve_model
 from diffcheck.base.record import weight_digest
 from diffcheck.base.samples import Sample
+from diffcheck.base.serving import describe_error
+from diffcheck.base.workers import told_error
 from diffcheck.capture.live import Checkpoint
 from diffcheck.capture.plan import EngineOptions
 from diffcheck.capture.session import EngineSession
@@ -463,19 +465,42 @@ def test_a_cache_too_small_to_start_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"),
+    ("text", "device", "remedy"),
     [
-        ("No available memory for the cache blocks.", "VLLM_CPU_KVCACHE_SPACE"),
-        ("CUDA out of memory. Tried to allocate 2 GiB", "free memory"),
-        ("[Errno 98] Address already in use", "MASTER_PORT"),
-        ("", "--debug"),
+        ("No available memory for the cache blocks.", "cpu", "VLLM_CPU_KVCACHE_SPACE"),
+        ("No available memory for the cache blocks.", "cuda", "start again, alone on the device"),
+        (
+            "Error in memory profiling. Initial free memory 9 GiB, current free memory 12 GiB. This happens when other "
+            "processes sharing the same container release GPU memory while vLLM is profiling during initialization.",
+            "cuda",
+            "start again, alone on the device",
+        ),
+        (
+            "Free memory on device cuda:0 (3/139 GiB) on startup is less than desired GPU memory utilization (0.9).",
+            "cuda",
+            "start again, alone on the device",
+        ),
+        ("CUDA out of memory. Tried to allocate 2 GiB", "cuda", "free memory"),
+        ("[Errno 98] Address already in use", "cpu", "MASTER_PORT"),
+        ("", "cpu", "--debug"),
     ],
 )
-def test_faults_of_the_engine_get_one_line_and_a_remedy(text: str, remedy: str) -> None:
+def test_faults_of_the_engine_get_one_line_and_a_remedy(text: str, device: str, remedy: str, tmp_path: Path) -> None:
     from diffcheck.capture.vllm.engine import engine_error
 
-    error = engine_error("failed in the middle", RuntimeError(f"{text}\nmore lines"))
+    error = engine_error("failed in the middle", RuntimeError(f"{text}\nmore lines"), device)
     assert remedy in error.remedy and "\n" not in error.cause
+    # Who it is stands there once, whoever tells it on.
+    told = told_error("vllm", describe_error(error), tmp_path / "log")
+    assert told.cause == error.cause and told.cause.startswith("vLLM failed in the middle")
+
+
+def test_the_head_sizes_checked_before_a_start_are_vllms() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    from diffcheck.capture.strict import CPU_HEAD_SIZES
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
 
 
 def test_an_engine_takes_the_gpu_memory_it_needs() -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diffcheck import runs
 from diffcheck.base.console import plain
-from diffcheck.base.errors import ExitCode
+from diffcheck.base.errors import ExitCode, InputError
+from diffcheck.base.models import resolve_model
+from diffcheck.capture.plan import EngineOptions
+from diffcheck.capture.strict import check_start
+from diffcheck.faults import CONTROLS, FAULTS
+from diffcheck.faults.real_library import REAL_CONTROLS, REAL_FAULTS
 from diffcheck.trace.reader import Trace
 from tests.diffcheck.in_process import refused, rlk
 from tests.diffcheck.synthetic import flip, header, pair, values, write
@@ -139,3 +146,140 @@ def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="holds no run that could go on"):
             Run(GrpoConfig(), tmp_path / name, lambda *_: None, resume=True)  # type: ignore[arg-type,return-value]
     assert [p.name for p in tmp_path.iterdir()] == ["empty"]
+
+
+CONFIG = 'rollout = "reference"\ntrain = "reference"\nlayers = "0:2"\noverride = ["layers.1.mlp.act: flip=0,3,5"]\n'
+
+
+def test_a_config_file_is_the_command_line(samples: str, tmp_path: Path) -> None:
+    """Before and after the command's name; what the line itself says wins; --quiet leaves one line."""
+    path = tmp_path / "c.toml"
+    path.write_text(f'{CONFIG}samples = "{samples}"\n')
+    done = rlk("localize", "--config", str(path), "--quiet")
+    assert (done.code, done.err) == (ExitCode.DIVERGED, ""), done.err
+    (line,) = done.out.splitlines()
+    assert "first diverge at layers.1.mlp.act (sample 0, position 3)" in line
+    done = rlk("-q", "--config", str(path), "localize", "--override", "layers.0.mlp.act: flip=0,2,5")
+    assert "layers.0.mlp.act (sample 0, position 2)" in done.out and done.err == ""
+    # One that said nothing does not silence the next.
+    assert rlk("localize", "--config", str(path)).err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rolout = 'reference'", "localize has no option 'rolout'"),
+        ("tp = 2.5", "tp = 2.5 is not an integer"),
+        ("layers = 3", "layers = 3 is not a text"),
+        ("infer = 'yes'", "infer = 'yes' is not true or false"),
+        ("override = 'object: top_k=1'", "is not a list of texts"),
+        ("top-k = 1\ntop_k = 2", "'top_k' is given twice"),
+        ("[localize]\ntp = 1", "has no option 'localize'"),
+        ("config = 'other.toml'", "has no option 'config'"),
+        ("tp = ", "not valid TOML"),
+        ("phase = 'decod'", "--phase 'decod' is none of"),
+    ],
+)
+def test_a_config_file_with_a_fault_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    for line in (("localize", "--config", str(path)), ("--config", str(path), "localize")):
+        refused(rlk(*line), words)
+    refused(rlk("localize", "--config", str(tmp_path / "none.toml")), "No such file")
+    refused(rlk("--config", str(path), "contract", "list"), "contract has no options of its own")
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "offer"),
+    [
+        (("localize", *BOTH, "--profile", "strict-v1/fma32"), "unknown profile", "strict-v1/fma32-seq"),
+        (("localize", *BOTH, "--override", "layers.*.mlp.akt: flip=0,3,5"), "no boundary", "mlp.act"),
+        (("localize", *BOTH, "--override", "layers.*.mlp.akt: rounding.silu=float32"), "no boundary", "mlp.act"),
+        (("localize", *BOTH, "--override", "layers.1.mlp.act: rounding.sillu=float32"), "no field", "rounding.silu"),
+        (("localize", *BOTH, "--override", "object: temperatur=2"), "no field", "temperature"),
+        (("localize", *BOTH, "--rollout-option", "blocksize=2"), "option 'blocksize' is unknown", "block_size"),
+        (("localize", *BOTH, "--model", "tiny-qwen"), "no such folder", "tiny-qwen3"),
+        (("contract", "show", "rms_nrm"), "unknown operator", "rms_norm"),
+        (("faults", "rope-bf16-tabel"), "is unknown", "rope-bf16-table"),
+        (("schema", "verdikt"), "is unknown", "verdict"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(line: tuple[str, ...], words: str, offer: str) -> None:
+    done = rlk(*line)
+    refused(done, words)
+    said = "".join(text for text in done.err.splitlines() if not text.startswith("…"))
+    assert offer in said.partition("nearest:")[2] and len(said) < 600, said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("--train-profile", "strict-v9"), "unknown profile 'strict-v9'"),
+        (("--profile", "vllm-0.32-cpu"), "describes an engine"),
+        (("--rollout", "transformers", "--profile", "strict-v1"), "needs a strict path"),
+        (("--top-p", "0"), "--top-p 0 keeps no token"),
+    ],
+)
+def test_what_can_be_known_is_refused_before_an_engine_starts(
+    line: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(runs, "EngineSession", started)
+    refused(rlk("localize", *line), words)
+
+
+def test_heads_that_vllm_lacks_on_a_cpu_are_refused_before_it_starts() -> None:
+    _, config = resolve_model("tiny-qwen3")
+    options = EngineOptions(engine="vllm", model=Path("m"))
+    check_start(options, config)
+    with pytest.raises(InputError, match="heads of 40 elements"):
+        check_start(options, replace(config, head_dim=40))
+    check_start(replace(options, device="cuda"), replace(config, head_dim=40))
+
+
+#: Of a first column, which paragraphs do without.
+_HEADINGS = {"fault", "option", "what", "name", "profile", "operator"}
+
+
+def test_lists_break_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in (("faults", "--list"), ("engines",), ("contract", "list"), ("schema",), ("doctor",)):
+        monkeypatch.setattr("tests.diffcheck.in_process.WIDTH", "80")
+        narrow = rlk(*line).out
+        monkeypatch.setattr("tests.diffcheck.in_process.WIDTH", None)
+        piped = rlk(*line).out
+        assert "…" not in narrow + piped
+        words = {word.rstrip(":") for word in narrow.split()}
+        assert {word.rstrip(":") for word in piped.split()} - _HEADINGS <= words
+    monkeypatch.setattr("tests.diffcheck.in_process.WIDTH", None)
+    assert all(line.split()[0] in FAULTS | CONTROLS | REAL_FAULTS | REAL_CONTROLS for line in fault_rows())
+
+
+def fault_rows() -> list[str]:
+    """A row a line, whatever the width: what a pipe's reader counts on."""
+    return rlk("faults", "--list").out.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "found"),
+    [
+        ("rlk-diff", "rlk-diff loc", "localize"),
+        ("rlk-diff", "rlk-diff localize --rollout-o", "--rollout-option"),
+        ("rlk-grpo", "rlk-grpo rep", "report"),
+    ],
+)
+def test_a_shell_completes_commands_and_options(program: str, words: str, found: str) -> None:
+    script = Path(sys.executable).with_name(program)
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    given = {variable: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run([script], env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [found], (done.stdout, done.stderr)
+    shown = subprocess.run(
+        [script, "--show-completion", "bash"],
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert variable in shown.stdout, shown.stderr

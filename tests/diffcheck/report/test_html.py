@@ -19,6 +19,7 @@ from diffcheck.cli import main
 from diffcheck.faults.laboratory import Laboratory
 from diffcheck.infer import Inference, explain
 from diffcheck.localize import localize
+from diffcheck.localize.preflight import Mismatch
 from diffcheck.localize.verdict import Verdict
 from diffcheck.report.ablation import percent
 from diffcheck.report.html import write_report
@@ -27,6 +28,7 @@ from reference.contract import profile
 from tests.diffcheck.report.browser import PHONE, needs_browser, scroll_width
 from tests.diffcheck.synthetic import Values, flip, header, pair, values, without, write
 
+LONG = ("a" * 20 + "1" * 44, "a" * 20 + "2" * 44)
 EVIL = "<script>alert(1)</script>"
 
 
@@ -297,3 +299,28 @@ def test_nothing_compared_is_told_as_nothing(tmp_path: Path) -> None:
     page = page_of(tmp_path, left, right)
     assert "No boundary was compared" in words(page) and "0 of 44 boundaries" in words(page)
     assert "How far apart" not in words(page) and page.count('class="box unobserved"') > 20
+
+
+def mismatched(folder: Path, field: str, left: str, right: str) -> str:
+    pair(folder, flip("norm", 1))
+
+    def change(verdict: Verdict) -> None:
+        verdict.verdict, verdict.not_comparable = "not_comparable", [Mismatch(field, left, right)]
+
+    return page_of(folder, Trace(folder / "left"), Trace(folder / "right"), change)
+
+
+def test_both_values_of_a_field_that_differs_are_short_and_whole_on_a_tap(tmp_path: Path) -> None:
+    page = mismatched(tmp_path, "weights.norm.weight", *LONG)
+    (table,) = re.findall(r'<table class="stacked">.*?</table>', page, re.DOTALL)
+    for value, digit in zip(LONG, "12", strict=True):
+        # The piece shows where they differ.
+        assert f"<summary>…{'a' * 12}{digit * 12}…</summary>{value}</details>" in table
+    assert all(f'data-head="{role}: ' in table for role in ("rollout", "train"))
+    assert '<div class="scroll">' not in page[page.index("Fields in which") : page.index("</table>")]
+    assert "<script" not in mismatched(tmp_path / "evil", "f", EVIL * 3, EVIL)
+
+
+@needs_browser
+def test_a_phone_shows_both_values_without_scrolling_sideways(tmp_path: Path) -> None:
+    assert scroll_width(mismatched(tmp_path, "weights.model.layers.0.norm.weight", *LONG), PHONE) <= PHONE

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastpath.backend import TARGETS
 from fastpath.conformance import frame
 from fastpath.conformance.inputs import KINDS, sample, values
 from reference.formats import FORMATS, encode
@@ -80,6 +81,8 @@ def test_what_is_done_is_saved_before_the_next_case(monkeypatch: pytest.MonkeyPa
     pair = [frame.Case("first", alike), frame.Case("second", alike)]
     monkeypatch.setattr(products, "cases", lambda: pair)
     monkeypatch.setattr(frame, "families", lambda: [("products", pair)])
+    monkeypatch.setattr(frame, "current_target", lambda: TARGETS["cpu"])  # the cases launch nothing
+    monkeypatch.setattr(frame, "INTERPRETED", True)
     saved: list[dict[str, Any]] = []
     report = frame.run(say=lambda _: None, save=saved.append)
     assert [case["name"] for case in report["cases"]] == ["first", "second"]
