@@ -70,8 +70,8 @@ class Run:
         self._folder, self._model = resolve_model(config.model, announce)
         if self._model.num_experts:
             raise InputError(
-                f"{config.model}: a mixture of experts is not trained here: it has no strict path in vLLM and Megatron",
-                "take a dense model; rlk-diff localize compares mixtures of experts natively (docs/moe.md)",
+                f"{config.model}: a mixture of experts is not trained here: its gradients have no strict contract yet",
+                "take a dense model; rlk-diff localize compares mixtures of experts, forward only (docs/moe.md)",
             )
         self._task = open_task(config.task, self._folder, self._model, config.seed, config.task_options)
         self._hidden = tokens_without_text(self._folder, self._model.vocab_size, self._task.stop_token_ids)

@@ -1,10 +1,9 @@
-"""Strict mixtures of experts in real engines on a CPU: the specification's bits, and routers that agree by computation."""
+"""Strict mixtures of experts in real engines on a CPU: the specification's bits, and routers that agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
