@@ -166,6 +166,11 @@ def with_logprobs(
     return replace(sample, response_token_ids=response, rollout_logprobs=logprobs, prompt_logprobs=prompt)
 
 
+def own_version() -> str:
+    """The installed release of this project; ``source`` where it is only on the path."""
+    return package_versions("rlk").get("rlk", "source")
+
+
 def package_versions(*names: str) -> dict[str, str]:
     """Installed versions by distribution name; absent ones are left out."""
     found = {}

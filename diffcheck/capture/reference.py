@@ -21,7 +21,7 @@ from diffcheck.base.models import resolve_model
 from diffcheck.base.progress import Progress
 from diffcheck.base.record import KvMapping, weight_digest
 from diffcheck.base.samples import Sample, check_samples
-from diffcheck.capture.adapter import CaptureResult, package_versions, write_trace_of
+from diffcheck.capture.adapter import CaptureResult, own_version, write_trace_of
 from diffcheck.capture.live import (
     LiveInputs,
     check_extra,
@@ -122,7 +122,7 @@ class Adapter:
             recorder,
             finished,
             self._record(plan, samples, positions),
-            versions={"rlk": package_versions("rlk").get("rlk", "source"), "numpy": np.__version__},
+            versions={"rlk": own_version(), "numpy": np.__version__},
             evidence=self._evidence(),
         )
         seconds["write"] = time.monotonic() - started - seconds["forward"]

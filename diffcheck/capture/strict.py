@@ -20,8 +20,6 @@ from reference.models.config import ModelConfig
 GROUP = "rlk.strict"
 #: By it a strict path chooses its profile in an engine that nobody started through here.
 VARIABLE = "RLK_PROFILE"
-#: Beginning of the names of specifications; other profiles describe engines.
-_STRICT = "strict-v1/"
 #: Head sizes of vLLM 0.32's attention on a CPU, the strict one's included.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _NO_PATH = "install this project with its integration package (make setup)"
@@ -123,7 +121,7 @@ def check_start(options: EngineOptions, config: ModelConfig) -> None:
         if options.engine != "reference":
             if not entry_points(group=GROUP, name=options.engine):
                 raise InputError(_no_path(options), _NO_PATH)
-            if not chosen.name.startswith(_STRICT):
+            if not chosen.is_strict:
                 raise InputError(
                     f"--profile {options.profile} describes an engine: {options.engine} has arithmetic of its own",
                     "choose a strict-v1 profile, or leave it out for a native run",
@@ -163,7 +161,4 @@ def _load(options: EngineOptions, kind: Any) -> Any | None:
         except RuntimeError as error:
             raise EngineError(f"{options.engine}: {error}", "see rlk-diff doctor") from None
         return path
-    raise EngineError(
-        _no_path(options),
-        _NO_PATH,
-    )
+    raise EngineError(_no_path(options), _NO_PATH)

@@ -21,11 +21,11 @@ from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import ProgressLine, is_quiet, set_quiet
 from diffcheck.base.recorded import RECORDED
 from diffcheck.base.stopping import Stopped, stopped_in_order
-from diffcheck.capture.adapter import ENGINES, package_versions
+from diffcheck.capture.adapter import ENGINES
 from diffcheck.capture.overrides import parse_override
 from diffcheck.capture.patches import parse_patch
 from diffcheck.cli import contract as contract_cli
-from diffcheck.cli.options import Config, Quiet, take_config_for
+from diffcheck.cli.options import Config, Quiet, Version, take_config_for
 from diffcheck.cli.schema import schema
 from diffcheck.faults.cli import faults
 from diffcheck.infer.cli import infer
@@ -116,15 +116,6 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"rlk {package_versions('rlk').get('rlk', 'source')}")
-        raise typer.Exit
-
-
-_version_option = typer.Option("--version", is_eager=True, callback=_version, help="Say which rlk this is.")
-
-
 @app.callback()
 def _options(
     context: typer.Context,
@@ -134,7 +125,7 @@ def _options(
         Path | None,
         typer.Option("--config", metavar="FILE.toml", help="Options of the command from a file, one to one."),
     ] = None,
-    shown: Annotated[bool, _version_option] = False,
+    version: Version = False,
 ) -> None:
     global _debug
     _debug = debug

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from diffcheck.base.errors import EXTRAS, InputError
 from diffcheck.base.processor import measured_on, processor_class
 from diffcheck.base.progress import Progress
-from diffcheck.capture.adapter import package_versions
+from diffcheck.capture.adapter import own_version
 from reference.contract import profiles
 
 Level = Literal["ok", "warn", "missing"]
@@ -154,7 +154,7 @@ def to_json(findings: list[Finding]) -> dict[str, Any]:
     """The findings as ``--json`` writes them (schema ``doctor``)."""
     return {
         "schema": 1,
-        "rlk": package_versions("rlk").get("rlk", "source"),
+        "rlk": own_version(),
         "processor": processor_class(),
         "profiles": native_profiles(),
         "findings": [asdict(f) for f in findings],

@@ -1,4 +1,4 @@
-"""What every command takes: ``--quiet``, and ``--config FILE.toml`` in place of a long command line."""
+"""What every command takes: ``--quiet``, ``--version``, and ``--config FILE.toml`` in place of a long command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from diffcheck.base import progress
 from diffcheck.base.errors import InputError
+from diffcheck.capture.adapter import own_version
 from reference.contract.names import offered
 
 #: Options that say where others are found, or end the command.
@@ -46,6 +47,12 @@ def _take_quiet(quiet: bool) -> bool:
     return quiet
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlk {own_version()}")
+        raise typer.Exit
+
+
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -55,6 +62,9 @@ Config = Annotated[
         callback=take_config,
         help="Options from a file, one to one; those given here win.",
     ),
+]
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which rlk this is.")
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", callback=_take_quiet, help="No progress, and of a verdict one line.")

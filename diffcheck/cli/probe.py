@@ -100,7 +100,7 @@ def _element(text: str | None) -> tuple[int, int] | None:
 
 def _told(answer: Answer) -> Text:
     found = answer.exit_code is ExitCode.EQUAL
-    order = answer.to_json()["order"] or "no order"
+    order = answer.order or "no order"
     arithmetic = " or ".join(map(str, answer.arithmetic)) or answer.outside
     confirmed = f" (0 of {answer.draws} random sums differ)" if found else ""
     return Text.assemble(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from diffcheck.base.processor import measured_on, processor_class
-from diffcheck.capture.adapter import package_versions
+from diffcheck.capture.adapter import own_version
 from diffcheck.trace.roles import ROLES
 from diffcheck.trace.schema import Header
 
@@ -25,7 +25,7 @@ def repeat_of(left: Header, right: Header) -> dict[str, object]:
     named = [header.evidence.get("model") for header in (left, right)]
     return {
         "command": _command(),
-        "rlk": package_versions("rlk").get("rlk", "source"),
+        "rlk": own_version(),
         "processor": processor_class(),
         "model": next((name for name in named if isinstance(name, str)), None),
         "seed": (left.object.random_state or {}).get("seed"),

@@ -144,19 +144,22 @@ class KernelOperators(KernelGradients):
 
     def moe_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Refused: `fastpath.experts` has the kernels, and no engine on a GPU was run with them."""
-        raise BackendError(f"profile {self.profile.name}: a mixture of experts has no strict path on a GPU yet")
+        raise self._no_experts()
 
     def moe_choice(self, ranked: Tensor, k: int) -> Tensor:
         """See `moe_scores`."""
-        raise BackendError(f"profile {self.profile.name}: a mixture of experts has no strict path on a GPU yet")
+        raise self._no_experts()
 
     def moe_weights(self, scores: Tensor, experts: Tensor) -> Tensor:
         """See `moe_scores`."""
-        raise BackendError(f"profile {self.profile.name}: a mixture of experts has no strict path on a GPU yet")
+        raise self._no_experts()
 
     def moe_combine(self, outputs: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """See `moe_scores`."""
-        raise BackendError(f"profile {self.profile.name}: a mixture of experts has no strict path on a GPU yet")
+        raise self._no_experts()
+
+    def _no_experts(self) -> BackendError:
+        return BackendError(f"profile {self.profile.name}: a mixture of experts has no strict path on a GPU yet")
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """Logits [..., outputs], float32."""

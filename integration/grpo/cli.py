@@ -13,9 +13,8 @@ import typer
 from diffcheck.base.console import Terminal
 from diffcheck.base.models import BUILT_IN
 from diffcheck.base.progress import is_quiet, set_quiet
-from diffcheck.capture.adapter import package_versions
 from diffcheck.cli import guard
-from diffcheck.cli.options import Quiet
+from diffcheck.cli.options import Quiet, Version
 from integration.grpo.budget import Budget
 from integration.grpo.config import load_config, stored_config
 from integration.grpo.report.command import report
@@ -32,18 +31,10 @@ app = typer.Typer(
 _console = Terminal(stderr=True)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"rlk {package_versions('rlk').get('rlk', 'source')}")
-        raise typer.Exit
-
-
 @app.callback()
 def _options(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; faults and the last line only.")] = False,
-    shown: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Say which rlk this is.")
-    ] = False,
+    version: Version = False,
 ) -> None:
     set_quiet(quiet)
 

@@ -73,7 +73,7 @@ def _series(supported: Any, engine: str) -> tuple[str, ...]:
 
 
 def _check_profile(config: GrpoConfig) -> None:
-    strict = [name for name in PROFILES if name.startswith("strict-")]
+    strict = [name for name, known in PROFILES.items() if known.is_strict]
     if config.followed is not None and config.followed not in strict:
         raise InputError(f"profile {config.followed!r} is none that engines can follow", f"choose {', '.join(strict)}")
 

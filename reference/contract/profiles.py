@@ -25,6 +25,11 @@ class Profile:
     #: Operator -> why its contract here is only the nearest known one. Empty for a profile that is a specification.
     unmodelled: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether it is a specification that engines can follow; any other describes what an engine does."""
+        return self.name.startswith("strict-")
+
     def contract(self, operator: str, dtype: str = "bfloat16") -> Contract:
         """The contract of ``operator`` (or an alias of it) for a model held in ``dtype``.
 

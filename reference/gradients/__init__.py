@@ -111,7 +111,7 @@ def gradient_contracts(profile: Profile, dtype: str = "bfloat16") -> dict[str, C
     Raises:
         ValueError: a profile that describes an engine: how it computes gradients is not modelled.
     """
-    if not profile.name.startswith("strict-"):
+    if not profile.is_strict:
         raise ValueError(f"profile {profile.name!r} describes an engine; only strict profiles specify gradients")
     operators = (name.removesuffix(BACKWARD) for name in sorted(GRADIENTS))
     return {name + BACKWARD: gradient_contract(profile.contract(name, dtype)) for name in operators}

@@ -38,9 +38,21 @@ def tap_experts(taps: Taps, block: Any, name: str, recorder: Recorder, rows: Cal
     taps.output(block.experts, combined)
 
 
-class _Router:
+class _Seen:
+    """A part of the block ``name`` whose boundaries have a row for every token of the forward that runs."""
+
+    def __init__(self, name: str, recorder: Recorder, rows: Callable[[], Rows]) -> None:
+        self._name, self._recorder, self._rows = name, recorder, rows
+
+    def see(self, part: str, tensor: Tensor) -> Tensor:
+        changed = self._recorder.observe(f"{self._name}.{part}", self._rows(), tensor)
+        return tensor if changed is None else changed
+
+
+class _Router(_Seen):
     def __init__(self, gate: Any, name: str, recorder: Recorder, rows: Callable[[], Rows]) -> None:
-        self._gate, self._name, self._recorder, self._rows = gate, name, recorder, rows
+        super().__init__(name, recorder, rows)
+        self._gate = gate
         self._scores: Tensor | None = None
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -54,15 +66,15 @@ class _Router:
 
         output = function(*args, **kwargs)
         if function is functional.linear:
-            return self._see("gate", output)
+            return self.see("gate", output)
         if function is functional.softmax:
-            self._scores = self._see("scores", output)
+            self._scores = self.see("scores", output)
             return self._scores
         return output
 
     def _choice(self, experts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         numbers = ascending(experts)
-        seen = self._see("topk_experts", numbers)
+        seen = self.see("topk_experts", numbers)
         if seen is not numbers:
             assert self._scores is not None
             experts = seen.long()
@@ -71,16 +83,13 @@ class _Router:
                 chosen /= chosen.sum(dim=-1, keepdim=True)
             weights = chosen.to(weights.dtype)
         by_expert = weights_by_expert(weights, experts, self._gate.num_experts)
-        return experts, self._see("topk_weights", by_expert).gather(1, experts).to(weights.dtype)
-
-    def _see(self, part: str, tensor: Tensor) -> Tensor:
-        changed = self._recorder.observe(f"{self._name}.{part}", self._rows(), tensor)
-        return tensor if changed is None else changed
+        return experts, self.see("topk_weights", by_expert).gather(1, experts).to(weights.dtype)
 
 
-class _Experts:
+class _Experts(_Seen):
     def __init__(self, experts: Any, name: str, recorder: Recorder, rows: Callable[[], Rows]) -> None:
-        self._experts, self._name, self._recorder, self._rows = experts, name, recorder, rows
+        super().__init__(name, recorder, rows)
+        self._experts = experts
         self._number = int(experts.gate_up_proj.shape[0])
         self._where = {
             weight[e].data_ptr(): (kind, e)
@@ -130,10 +139,6 @@ class _Experts:
             return torch.cat([self._see_rows(n, part, token) for n, part in zip(names, parts, strict=True)], dim=-1)
         x = self._see_rows(f"{own}.act", x, token)
         return self._see_rows(f"{own}.down_proj", function(x, weight, *others, **kwargs), token)
-
-    def see(self, part: str, tensor: Tensor) -> Tensor:
-        changed = self._recorder.observe(f"{self._name}.{part}", self._rows(), tensor)
-        return tensor if changed is None else changed
 
     def _see_rows(self, part: str, tensor: Tensor, token: Tensor) -> Tensor:
         """[tokens that chose the expert, width], as a row for every token."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffcheck.base.errors import InputError
+from reference.formats import FORMATS
 
 Float64Array = NDArray[np.float64]
 #: Format -> (M, unit): counts of units are lost in M in any accumulator up to float64's 53 bits (float16's range ends
@@ -22,7 +23,7 @@ MARKS = {
     "float16": (2.0**15, 2.0**-24),
 }
 #: Significant bits: counts up to two to this power are exact.
-PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+PRECISION = {"float64": 53} | {name: FORMATS[name].mantissa_bits + 1 for name in MARKS if name != "float64"}
 #: How a function of torch tensors is called. name -> (what it gets, whether it adds products).
 FORMS = {
     "sum": ("f(x[n]): one number, the sum or a multiple of it", False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ class Answer:
     draws: int = 0
     calls: int = 0
 
+    @cached_property
+    def order(self) -> str | None:
+        """The tree in words."""
+        return None if self.tree is None else describe(self.tree)
+
     @property
     def arithmetic(self) -> list[Arithmetic]:
         """The candidates that give every bit."""
@@ -52,7 +58,7 @@ class Answer:
             "summands": self.kernel.length,
             "operands": self.kernel.dtype,
             "output": self.output,
-            "order": None if self.tree is None else describe(self.tree),
+            "order": self.order,
             "tree": None if self.tree is None else to_text(self.tree),
             "outside": self.outside,
             "arithmetic": [str(candidate) for candidate in self.arithmetic],
